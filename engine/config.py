@@ -1,0 +1,136 @@
+"""The engine's configuration: what an operator may ask, and what `resolve` makes of it.
+
+Owns every engine setting with its help; the command line and the docs are made from these fields,
+which carry vLLM's names where the meaning is the same. `resolve` removes every `auto` and None,
+or raises ConfigError naming the flag. Knows no torch: the device's facts are handed in.
+"""
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from engine.spec import ModelSpec
+
+POLICY_NAMES = ("decode_first", "fcfs")
+BATCHING_MODES = ("continuous",)
+DTYPES = ("auto", "f32", "bf16")
+DTYPE_BYTES = {"f32": 4, "bf16": 2}
+
+
+class ConfigError(Exception):
+    """The operator asked for something that cannot be: one line naming the flag."""
+
+
+def setting(help: str, default: Any, choices: tuple[str, ...] = ()) -> Any:
+    """Return a dataclass field that carries its help and choices for the command line."""
+    return field(default=default, metadata={"help": help, "choices": choices})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """Settings of one engine; None means: choose for me."""
+
+    model: str = setting("model file (GGUF), folder (Hugging Face), or 'demo'", "demo")
+    max_model_len: int | None = setting("context limit in tokens", None)
+    max_num_seqs: int = setting("most sequences running at once", 64)
+    max_num_batched_tokens: int = setting("token budget of one step", 512)
+    block_size: int = setting("tokens in one KV block", 16)
+    kv_blocks: int | None = setting("KV blocks that requests may use", None)
+    kv_cache_memory: int = setting("bytes for the KV cache when --kv-blocks is not given", 2**30)
+    batching: str = setting("how batches form", "continuous", BATCHING_MODES)
+    scheduling_policy: str = setting("who goes first", "decode_first", POLICY_NAMES)
+    enable_chunked_prefill: bool = setting("let a prompt span several steps", True)
+    dtype: str = setting("weight and activation type", "auto", DTYPES)
+    device: str = setting("cpu, cuda or auto", "auto")
+    attention_backend: str = setting("attention kernels, by name", "auto")
+    decode_buckets: str = setting("row counts to pad decode steps to, comma separated", "")
+    engine_threads: int | None = setting("threads of the CPU engine", None)
+
+    @property
+    def buckets(self) -> tuple[int, ...]:
+        """Return the decode buckets, ascending."""
+        return tuple(sorted({int(part) for part in self.decode_buckets.split(",") if part}))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceFacts:
+    """What the device decides: its name and the dtype that `auto` stands for."""
+
+    device: str
+    auto_dtype: str
+    threads: int
+
+
+def kv_bytes_per_token(spec: ModelSpec, dtype: str) -> int:
+    """Return the bytes of keys and values one token holds over all layers."""
+    return 2 * spec.layers * spec.kv_heads * spec.head_dim * DTYPE_BYTES[dtype]
+
+
+def resolve(config: EngineConfig, spec: ModelSpec, facts: DeviceFacts) -> EngineConfig:
+    """Return the configuration in force: no None, no auto (attention_backend excepted).
+
+    The effective max_model_len is min(asked, model, pool tokens). With chunked prefill off a step
+    must hold the longest prompt, so max_num_batched_tokens is raised to it. The attention backend
+    is chosen by kernels/select.py, which also says why others refused.
+    """
+    _check(config)
+    dtype = facts.auto_dtype if config.dtype == "auto" else config.dtype
+    block_bytes = kv_bytes_per_token(spec, dtype) * config.block_size
+    blocks = config.kv_blocks or config.kv_cache_memory // block_bytes
+    if blocks < 2:
+        raise ConfigError(
+            f"--kv-cache-memory {config.kv_cache_memory} holds {blocks} KV blocks of "
+            f"{block_bytes} bytes; at least 2 are needed"
+        )
+    pool_tokens = blocks * config.block_size
+    model_len = min(config.max_model_len or spec.model_len, spec.model_len, pool_tokens)
+    budget = config.max_num_batched_tokens
+    if not config.enable_chunked_prefill:
+        budget = max(budget, model_len)
+    return replace(
+        config,
+        dtype=dtype,
+        device=facts.device,
+        kv_blocks=blocks,
+        max_model_len=model_len,
+        max_num_batched_tokens=budget,
+        engine_threads=config.engine_threads or facts.threads,
+    )
+
+
+def _check(config: EngineConfig) -> None:
+    for flag, low in (
+        ("max_model_len", 2),
+        ("max_num_seqs", 1),
+        ("max_num_batched_tokens", 1),
+        ("block_size", 1),
+        ("kv_blocks", 2),
+        ("kv_cache_memory", 1),
+        ("engine_threads", 1),
+    ):
+        value = getattr(config, flag)
+        if value is not None and value < low:
+            raise ConfigError(f"{flag_name(flag)} must be at least {low}, not {value}")
+    for flag, choices in (
+        ("batching", BATCHING_MODES),
+        ("scheduling_policy", POLICY_NAMES),
+        ("dtype", DTYPES),
+    ):
+        value = getattr(config, flag)
+        if value not in choices:
+            raise ConfigError(f"{flag_name(flag)} must be one of {', '.join(choices)}")
+    if config.max_num_batched_tokens < config.max_num_seqs:
+        raise ConfigError(
+            f"--max-num-batched-tokens {config.max_num_batched_tokens} is below --max-num-seqs "
+            f"{config.max_num_seqs}: every running sequence needs a token a step"
+        )
+    try:
+        buckets = config.buckets
+    except ValueError:
+        raise ConfigError("--decode-buckets must be numbers separated by commas") from None
+    if buckets and (buckets[0] < 1 or buckets[-1] > 1024):
+        raise ConfigError("--decode-buckets must lie within 1 and 1024")
+
+
+def flag_name(field_name: str) -> str:
+    """Return the command line flag of a config field."""
+    return "--" + field_name.replace("_", "-")

@@ -1,0 +1,114 @@
+"""What crosses the wall between server and engine, in both directions, frozen.
+
+Owns the control channel's vocabulary; engine/loop.py and server/engine_client.py speak it, as
+MessagePack over ZeroMQ. Iterations do not pass here: they go, already encoded as JSON, through the
+lossy records channel. Nothing in this file may hold text of a prompt or know of HTTP.
+"""
+
+from typing import Annotated, Literal
+
+import msgspec
+
+from telemetry.records import CancelCause, Fault, Finish, RequestEnd, RequestStart, Run
+
+Priority = Annotated[int, msgspec.Meta(ge=-(2**31), lt=2**31)]
+
+
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
+    """How the tokens of one sequence are chosen; temperature 0 is greedy.
+
+    `seed` is always set (the server draws one when the client gave none): the token at output
+    index i depends on logits, seed and i alone, never on the batch. `top_k` 0 and `top_p` 1 are off.
+    """
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    seed: int = 0
+    ignore_eos: bool = False
+    min_tokens: int = 0
+    stop_token_ids: tuple[int, ...] = ()
+
+
+class Submit(msgspec.Struct, frozen=True, kw_only=True, tag="submit"):
+    """One sequence for the engine's queue. `prompt` holds at least one valid token id."""
+
+    request: int
+    request_id: str
+    external_id: str | None = None
+    parent_id: str | None = None
+    tenant: str = "default"
+    prompt: list[int]
+    max_tokens: int
+    sampling: SamplingParams
+    priority: Priority = 0
+    slo: str | None = None
+    stream: bool = False
+    received_at_ns: int
+
+
+class Abort(msgspec.Struct, frozen=True, kw_only=True, tag="abort"):
+    """End a sequence early: a stop string was found, or somebody cancelled. Idempotent.
+
+    `delivered_tokens` is how many output tokens reached the client; the rest count as wasted.
+    """
+
+    request: int
+    finish: Literal["stop", "cancelled", "error"]
+    cancel_cause: CancelCause | None = None
+    error: str | None = None
+    delivered_tokens: int = 0
+
+
+class Shutdown(msgspec.Struct, frozen=True, kw_only=True, tag="shutdown"):
+    """Leave the loop; what still runs ends as cancelled (shutdown)."""
+
+
+Command = Submit | Abort | Shutdown
+
+
+class Progress(msgspec.Struct, frozen=True, kw_only=True, tag="progress"):
+    """Start-up news for people: what the engine is doing and how far it is (0..1)."""
+
+    stage: str
+    fraction: float
+
+
+class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
+    """The engine serves. `run` carries the effective limits; the server completes its identity."""
+
+    run: Run
+
+
+class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
+    """The engine cannot start: one line that says what to do. It exits after sending this."""
+
+    error: str
+
+
+class Delta(msgspec.Struct, frozen=True, array_like=True):
+    """Tokens a sequence gained since the last report; `finish` is set on its last one."""
+
+    request: int
+    tokens: list[int]
+    finish: Finish | None = None
+    error: str | None = None
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True, tag="report"):
+    """Everything reliable since the last report; unsent reports merge and are never dropped.
+
+    Deltas may be delivered at once. Starts, ends and faults are published only when the iteration
+    numbered `after_step` has been received, or `lost_through_step` >= `after_step` says that it
+    was dropped, so an end never overtakes the record of its own last step.
+    """
+
+    after_step: int
+    lost_through_step: int = 0
+    deltas: list[Delta] = []
+    starts: list[RequestStart] = []
+    ends: list[RequestEnd] = []
+    faults: list[Fault] = []
+
+
+News = Progress | Ready | Failed | Report
