@@ -18,7 +18,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     """How the tokens of one sequence are chosen; temperature 0 is greedy.
 
     `seed` is always set (the server draws one when the client gave none): the token at output
-    index i depends on logits, seed and i alone, never on the batch. `top_k` 0 and `top_p` 1 are off.
+    index i depends on logits, seed and i alone, never on the batch. `top_k` 0 and `top_p` 1 are
+    off.
     """
 
     temperature: float = 1.0

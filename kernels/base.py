@@ -73,8 +73,8 @@ class AttentionBackend(Protocol):
         cache: Cache,
         batch: AttentionBatch,
     ) -> torch.Tensor:
-        """Write k, v [T, kv_heads, head_dim] into the cache, then attend with q [T, heads, head_dim].
+        """Write k, v into the cache, then attend with q.
 
-        Returns [T, heads, head_dim].
+        q is [T, heads, head_dim], k and v [T, kv_heads, head_dim]; returns q's shape.
         """
         ...
