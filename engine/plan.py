@@ -11,15 +11,13 @@ from typing import Protocol
 from engine.messages import SamplingParams
 from telemetry.records import AdmissionStop, PreemptionCause
 
-PLACEHOLDER = -1
-"""Token id of a sampled token that the host has not read yet; the device has it."""
-
 
 @dataclass(slots=True)
 class Plan:
     """One step, row by row; position in the lists is the batch row.
 
-    token_ids is flat: token_counts[0] ids of row 0, then row 1, ... A row with samples[i] computes
+    token_ids is flat: token_counts[0] ids of row 0, then row 1, ...; a sampled token that the host
+    has not read is request.PLACEHOLDER (loop depth 2 only). A row with samples[i] computes
     the last known token of its sequence, so the runner samples its next one, at output index
     output_indices[i] (0 for the first token after the prompt). block_tables are the pool's live
     lists: read them before the next plan is made. epochs count a sequence's preemptions when it
@@ -57,13 +55,17 @@ class Plan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepOutput:
-    """What a step brought back: one token per sampling row, in row order; times in ns."""
+    """What a step brought back: one token per sampling row, in row order; times in ns.
+
+    errors: what was wrong with a request's row (non-finite logits), by request; its token is void.
+    """
 
     tokens: list[int]
     device_ns: int
     padding_tokens: int = 0
     bucket: int = 0
     graph: bool = False
+    errors: dict[int, str] = field(default_factory=dict)
 
 
 class PendingStep(Protocol):

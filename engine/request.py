@@ -1,0 +1,211 @@
+"""One sequence in the engine: its tokens, how far they are computed, and the life it has had.
+
+Owns Request and its closed table of moves. The scheduler is the one writer; policies and core only
+read. No phases: what a step may compute is known - computed - in flight, whatever the reason.
+Never holds text, tensors or anything of another sequence.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Literal
+
+from engine.messages import SamplingParams, Submit
+from telemetry.records import CancelCause, Finish, RequestEnd, RequestStart
+
+PLACEHOLDER = -1
+"""Token id of a sampled token that the host has not read yet; the device has it."""
+
+State = Literal["waiting", "running", "preempted", "finished"]
+
+MOVES: dict[State, tuple[State, ...]] = {
+    "waiting": ("running", "finished"),
+    "running": ("preempted", "finished"),
+    "preempted": ("running", "finished"),
+    "finished": (),
+}
+"""Every legal move of a sequence; `Request.move` asserts it."""
+
+
+@dataclass(slots=True)
+class Life:
+    """Instants of one sequence, in ns since the server's start, None until reached."""
+
+    received: int
+    arrived: int
+    admitted: int | None = None
+    first_scheduled: int | None = None
+    prefill_finished: int | None = None
+    first_token: int | None = None
+    cancel_requested: int | None = None
+    decided: int | None = None
+    freed: int | None = None
+
+
+@dataclass(slots=True)
+class Counts:
+    """Tokens and events of one sequence, summed over its life.
+
+    At every step: scheduled = computed - cached + lost + dropped.
+    """
+
+    scheduled: int = 0
+    cached: int = 0
+    cached_first: int = 0
+    lost: int = 0
+    dropped: int = 0
+    preemptions: int = 0
+    iterations: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """A sequence. `tokens` is the prompt and every sampled token that the host has read.
+
+    A planned sample is a placeholder until its step commits; `placeholders` counts them, so
+    known = len(tokens) + placeholders. `computed` tokens have their keys and values in `blocks`;
+    `in_flight` more are planned and not committed. `highest` is the most ever computed: positions
+    below it are recompute. `flights` counts uncommitted rows, those of lost epochs included.
+    """
+
+    submit: Submit
+    life: Life
+    rank: tuple[int, ...] = ()
+    group: str = ""
+    state: State = "waiting"
+    tokens: list[int] = field(default_factory=list)
+    prompt_tokens: int = 0
+    computed_max: int = 0
+    placeholders: int = 0
+    computed: int = 0
+    in_flight: int = 0
+    flights: int = 0
+    highest: int = 0
+    epoch: int = 0
+    blocks: list[int] = field(default_factory=list)
+    counts: Counts = field(default_factory=Counts)
+    finish: Finish | None = None
+    cancel_cause: CancelCause | None = None
+    error: str | None = None
+    undelivered: int = 0
+
+    @classmethod
+    def create(cls, submit: Submit, arrived_at_ns: int) -> "Request":
+        """Return a waiting sequence for a submission."""
+        return cls(
+            submit=submit,
+            life=Life(received=submit.received_at_ns, arrived=arrived_at_ns),
+            tokens=list(submit.prompt),
+            prompt_tokens=len(submit.prompt),
+            computed_max=len(submit.prompt) + submit.max_tokens - 1,
+        )
+
+    @property
+    def number(self) -> int:
+        """The sequence's integer, its name in every record's lists."""
+        return self.submit.request
+
+    @property
+    def sampling(self) -> SamplingParams:
+        """How its tokens are chosen."""
+        return self.submit.sampling
+
+    @property
+    def known(self) -> int:
+        """Tokens that exist: read ones and placeholders of sampled, unread ones."""
+        return len(self.tokens) + self.placeholders
+
+    @property
+    def pending(self) -> int:
+        """Tokens that the next step may compute: known and neither computed nor in flight.
+
+        The last token a sequence may generate is never computed: nothing follows it.
+        """
+        return min(self.known, self.computed_max) - self.computed - self.in_flight
+
+    @property
+    def output_tokens(self) -> int:
+        """Tokens sampled and kept."""
+        return len(self.tokens) - self.prompt_tokens
+
+    @property
+    def is_decoding(self) -> bool:
+        """Whether only its newest token is left to compute."""
+        planned = self.computed + self.in_flight
+        return planned >= self.prompt_tokens and self.known - planned <= 1
+
+    def move(self, state: State) -> None:
+        """Change state; an illegal move is our mistake."""
+        assert state in MOVES[self.state], f"{self.number}: {self.state} -> {state}"
+        self.state = state
+
+    def token_ids(self, start: int, count: int) -> Iterator[int]:
+        """Yield the ids at positions start..start+count, placeholders as PLACEHOLDER."""
+        known = self.tokens[start : start + count]
+        yield from known
+        for _ in range(count - len(known)):
+            yield PLACEHOLDER
+
+    def check(self) -> None:
+        """Assert the conservation laws of one sequence."""
+        counts = self.counts
+        computed = self.computed
+        scheduled = counts.scheduled - self.in_flight
+        assert scheduled == computed - counts.cached + counts.lost + counts.dropped, self
+        assert 0 <= self.computed <= self.highest <= self.known, self
+        assert min(self.in_flight, self.flights, self.placeholders, self.undelivered) >= 0, self
+        assert self.output_tokens <= self.submit.max_tokens, self
+        if self.finish in ("stop", "length") and self.life.cancel_requested is None:
+            assert self.computed == self.prompt_tokens + self.output_tokens - 1, self
+
+
+def start_record(request: Request) -> RequestStart:
+    """Return the record of a sequence entering the queue."""
+    submit = request.submit
+    return RequestStart(
+        request=submit.request,
+        request_id=submit.request_id,
+        external_id=submit.external_id,
+        parent_id=submit.parent_id,
+        tenant=submit.tenant,
+        arrived_at_ns=request.life.arrived,
+        prompt_tokens=request.prompt_tokens,
+        max_tokens=submit.max_tokens,
+        priority=submit.priority,
+        slo=submit.slo,
+        stream=submit.stream,
+    )
+
+
+def end_record(request: Request, released_at_ns: int) -> RequestEnd:
+    """Return the one record of a sequence's end."""
+    submit, life, counts = request.submit, request.life, request.counts
+    assert request.finish is not None
+    assert life.decided is not None
+    return RequestEnd(
+        request=submit.request,
+        request_id=submit.request_id,
+        external_id=submit.external_id,
+        parent_id=submit.parent_id,
+        tenant=submit.tenant,
+        received_at_ns=life.received,
+        arrived_at_ns=life.arrived,
+        admitted_at_ns=life.admitted,
+        first_scheduled_at_ns=life.first_scheduled,
+        prefill_finished_at_ns=life.prefill_finished,
+        first_token_at_ns=life.first_token,
+        cancel_requested_at_ns=life.cancel_requested,
+        decided_at_ns=life.decided,
+        freed_at_ns=life.freed,
+        released_at_ns=released_at_ns,
+        prompt_tokens=request.prompt_tokens,
+        cached_tokens=counts.cached_first,
+        output_tokens=request.output_tokens,
+        recomputed_tokens=counts.lost - (counts.cached - counts.cached_first),
+        dropped_tokens=counts.dropped,
+        wasted_tokens=request.undelivered,
+        preemptions=counts.preemptions,
+        iterations=counts.iterations,
+        finish=request.finish,
+        cancel_cause=request.cancel_cause,
+        error=request.error,
+    )

@@ -1,0 +1,72 @@
+"""The line of sequences that wait, new and preempted alike, ordered by their frozen rank.
+
+Owns one heap a group, with lazy removal: a sequence that left otherwise (aborted) stays in its heap
+until it surfaces or the heap is rebuilt, so a step touches only what it admits. The scheduler is
+the one writer. Never decides who may run.
+"""
+
+import heapq
+
+from engine.request import Request
+
+REBUILD_SLACK = 64
+
+
+class WaitingLine:
+    """Heaps of (rank, number, request); bounded by the live requests plus as many stale entries."""
+
+    def __init__(self) -> None:
+        self._heaps: dict[str, list[tuple[tuple[int, ...], int, Request]]] = {}
+        self._stale = 0
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def push(self, request: Request) -> None:
+        """Put a waiting or preempted sequence in its group's line."""
+        heap = self._heaps.setdefault(request.group, [])
+        heapq.heappush(heap, (request.rank, request.number, request))
+        self._count += 1
+
+    def head(self) -> Request | None:
+        """Return the first in line over all groups, None when nobody waits."""
+        best: tuple[tuple[int, ...], int, Request] | None = None
+        for group in list(self._heaps):
+            heap = self._heaps[group]
+            while heap and heap[0][2].state == "finished":
+                heapq.heappop(heap)
+                self._stale -= 1
+            if not heap:
+                del self._heaps[group]
+            elif best is None or heap[0][:2] < best[:2]:
+                best = heap[0]
+        return best[2] if best else None
+
+    def pop(self, request: Request) -> None:
+        """Take out the sequence that `head` returned."""
+        entry = heapq.heappop(self._heaps[request.group])
+        assert entry[2] is request, "only a head leaves its line"
+        self._count -= 1
+
+    def abandon(self) -> None:
+        """Note that one sequence in line has finished; its entry goes when it surfaces."""
+        self._count -= 1
+        self._stale += 1
+        if self._stale > self._count + REBUILD_SLACK:
+            self._rebuild()
+
+    def requests(self) -> list[Request]:
+        """Return everybody in line, in no order."""
+        entries = (entry for heap in self._heaps.values() for entry in heap)
+        return [entry[2] for entry in entries if entry[2].state != "finished"]
+
+    def _rebuild(self) -> None:
+        for group in list(self._heaps):
+            alive = [entry for entry in self._heaps[group] if entry[2].state != "finished"]
+            heapq.heapify(alive)
+            if alive:
+                self._heaps[group] = alive
+            else:
+                del self._heaps[group]
+        self._stale = 0
