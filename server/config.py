@@ -1,0 +1,170 @@
+"""The server's configuration: what an operator may ask, from the command line and the environment.
+
+Owns ServerConfig (which holds the engine's and telemetry's own), the flags made from their fields,
+the default folders and the only reading of the environment. server/cli.py calls it at start,
+engine processes inherit what `quiet_threads` has set. Must never open, create or probe anything.
+"""
+
+import argparse
+import os
+import types
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, NoReturn, Union, get_args, get_origin, get_type_hints
+
+from engine.config import ConfigError, EngineConfig, flag_name, setting
+from telemetry.config import TelemetryConfig, TelemetryConfigError
+from telemetry.config import check as check_telemetry
+
+LOG_LEVELS = ("debug", "info", "warning", "error")
+
+QUIET: Mapping[str, str] = types.MappingProxyType(
+    {
+        # Threads that spin at an OpenMP barrier turn every other runnable thread into a lost time
+        # slice, and this server's own event loop is such a thread.
+        "OMP_WAIT_POLICY": "PASSIVE",
+        # The tokenizer encodes one text at a time: a pool of threads would only compete.
+        "TOKENIZERS_PARALLELISM": "false",
+    }
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerConfig:
+    """Settings of one server; the engine's and telemetry's stand in their own classes."""
+
+    host: str = setting("address to listen on", "127.0.0.1")
+    port: int = setting("port to listen on; 0 takes a free one", 8000)
+    served_model_name: str | None = setting(
+        "name clients ask for; the model's own by default", None
+    )
+    api_key: str | None = setting("key that every request must carry (or ITERSCOPE_API_KEY)", None)
+    replica: str = setting("name of this server among its replicas", "iterscope")
+    show_prompts: bool = setting("let the page and the logs show prompt text", False)
+    log_level: str = setting("least severe log line to print", "info", LOG_LEVELS)
+    body_bytes_max: int = setting("most bytes of a request body", 8 * 2**20)
+    sequences_max: int = setting("most sequences (prompts x n) of one HTTP request", 512)
+    client_stall_s: float = setting("seconds a client may read nothing before it is cut", 30.0)
+    engine_stall_s: float = setting("seconds without a step, with work, until health fails", 30.0)
+    drain_s: float = setting("seconds running requests get to finish at shutdown", 10.0)
+    engine: EngineConfig = field(default_factory=EngineConfig)
+    telemetry: TelemetryConfig = field(default_factory=TelemetryConfig)
+
+
+class Parser(argparse.ArgumentParser):
+    """An argument parser whose error is one line; argparse's own prints every flag first."""
+
+    def __init__(self, prog: str | None = None, **options: Any) -> None:
+        super().__init__(prog, allow_abbrev=False, **options)
+
+    def error(self, message: str) -> NoReturn:
+        """Exit with code 2 and one line."""
+        self.exit(2, f"{self.prog}: error: {message} (see {self.prog} --help)\n")
+
+
+def add_serve_flags(parser: argparse.ArgumentParser) -> None:
+    """Give the parser one flag for each setting; a flag left out leaves no attribute."""
+    for kind in (ServerConfig, EngineConfig, TelemetryConfig):
+        group = parser.add_argument_group(kind.__name__.removesuffix("Config").lower())
+        hints = get_type_hints(kind)
+        for item in fields(kind):
+            if item.name in ("engine", "telemetry"):
+                continue
+            _add_flag(group, item.name, hints[item.name], item.metadata, item.default)
+            if item.name == "history":
+                group.add_argument(
+                    "--no-history",
+                    dest="history",
+                    action="store_const",
+                    const=None,
+                    default=argparse.SUPPRESS,
+                    help="keep no history",
+                )
+
+
+def _add_flag(
+    group: Any, name: str, hint: object, metadata: Mapping[str, Any], default: object
+) -> None:
+    kind = hint
+    if get_origin(hint) in (Union, types.UnionType):
+        (kind,) = (part for part in get_args(hint) if part is not type(None))
+    shown = default_history() if name == "history" else default
+    help_text = metadata["help"].replace("%", "%%")
+    if shown is not None:
+        help_text += f" (default: {shown})"
+    options: dict[str, Any] = {"dest": name, "help": help_text, "default": argparse.SUPPRESS}
+    if kind is bool:
+        options["action"] = argparse.BooleanOptionalAction
+    else:
+        options["type"] = kind
+        options["choices"] = metadata["choices"] or None
+    group.add_argument(flag_name(name), **options)
+
+
+def from_flags(flags: argparse.Namespace) -> ServerConfig:
+    """Return the checked configuration that the parsed flags ask for; raises ConfigError."""
+    given = vars(flags)
+
+    def of(kind: type) -> dict[str, Any]:
+        return {item.name: given[item.name] for item in fields(kind) if item.name in given}
+
+    telemetry = {"history": str(default_history())} | of(TelemetryConfig)
+    server = {"api_key": os.environ.get("ITERSCOPE_API_KEY") or None} | of(ServerConfig)
+    config = ServerConfig(
+        engine=EngineConfig(**of(EngineConfig)), telemetry=TelemetryConfig(**telemetry), **server
+    )
+    check(config)
+    return config
+
+
+def check(config: ServerConfig) -> None:
+    """Raise ConfigError for the first server or telemetry setting out of its range."""
+    for name, low, high in (
+        ("port", 0, 65535),
+        ("body_bytes_max", 1024, 2**31),
+        ("sequences_max", 1, 100_000),
+        ("client_stall_s", 0.1, 86_400),
+        ("engine_stall_s", 0.1, 86_400),
+        ("drain_s", 0, 86_400),
+    ):
+        value = getattr(config, name)
+        if not low <= value <= high:
+            raise ConfigError(f"{flag_name(name)} must lie within {low} and {high}, not {value}")
+    if config.log_level not in LOG_LEVELS:
+        raise ConfigError(f"--log-level must be one of {', '.join(LOG_LEVELS)}")
+    if config.api_key is not None and not config.api_key.isascii():
+        raise ConfigError("--api-key must be ASCII: HTTP headers carry nothing else safely")
+    try:
+        check_telemetry(config.telemetry)
+    except TelemetryConfigError as error:
+        raise ConfigError(str(error)) from error
+
+
+def shown(config: ServerConfig) -> dict[str, Any]:
+    """Return every setting by its field's name, for people to read; the key itself is hidden."""
+    hidden = replace(config, api_key="(set)" if config.api_key else None)
+    parts: tuple[Any, ...] = (hidden, config.engine, config.telemetry)
+    return {
+        item.name: getattr(part, item.name)
+        for part in parts
+        for item in fields(part)
+        if item.name not in ("engine", "telemetry")
+    }
+
+
+def cache_folder() -> Path:
+    """Return the folder for what can be made or fetched again."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "iterscope"
+
+
+def default_history() -> Path:
+    """Return the folder of the history when none is asked for."""
+    state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    return Path(state) / "iterscope" / "history"
+
+
+def quiet_threads() -> None:
+    """Ask native libraries, here and in every child, not to spin; what the user set stays."""
+    for name, value in QUIET.items():
+        os.environ.setdefault(name, value)
