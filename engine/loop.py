@@ -1,61 +1,23 @@
-"""The engine's loop: commands in, one iteration after another, records out; a process of its own.
+"""The engine's loop: commands in, one iteration after another, records out.
 
-Owns the two channels to the server. *Control* never drops: unsent news merge per request until the
-server takes them. *Records* may drop, and each iteration says how many were lost before it. The
-engine never waits for anyone but new work. `run_engine` is the process's main; tests run it in a
-thread. Must leave when the server is gone: a sentinel file descriptor tells.
+Owns the engine's side of the two channels to the server. *Control* never drops: unsent news merge
+per request until the server takes them. *Records* may drop, and each iteration says how many were
+lost before it. engine/process.py runs it. Never waits for anyone but new work, and leaves when the
+server is gone: a sentinel file descriptor tells.
 """
 
-import signal
-import traceback
-from dataclasses import asdict, dataclass, replace
-from multiprocessing import parent_process
 from threading import Event
 from time import monotonic_ns
 
 import msgspec
 import zmq
 
-from engine.config import ConfigError, EngineConfig, resolve
 from engine.core import Core
-from engine.kv import KVPool
-from engine.messages import (
-    Abort,
-    Command,
-    Delta,
-    Failed,
-    News,
-    Progress,
-    Ready,
-    Report,
-    Shutdown,
-    Submit,
-)
-from engine.policies import POLICIES
-from engine.runner import ModelRunner, device_facts
-from engine.scheduler import Scheduler
-from engine.spec import ModelSpec, SpecError, read_spec
-from telemetry.records import SCHEMA_VERSION, Fault, Iteration, RequestEnd, RequestStart, Run
+from engine.messages import Abort, Command, Delta, News, Progress, Report, Shutdown, Submit
+from telemetry.records import Fault, Iteration, RequestEnd, RequestStart
 
-RECORDS_QUEUE = 1024
-CONTROL_QUEUE = 64
 RETRY_MS = 20
 IDLE_MS = 1000
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineStart:
-    """What a new engine is told: its settings, its three addresses, and the zero of time.
-
-    sentinel: a file descriptor that becomes readable when the server is gone, or None.
-    """
-
-    config: EngineConfig
-    commands_address: str
-    control_address: str
-    records_address: str
-    zero_ns: int
-    sentinel: int | None = None
 
 
 class MonotonicClock:
@@ -96,6 +58,10 @@ class Outbox:
     def tell(self, news: News) -> None:
         """Send start-up news; these may wait, nothing runs yet."""
         self._control.send(self._encode_news(news))
+
+    def progress(self, stage: str, fraction: float) -> None:
+        """Tell people what the engine is doing before it is ready."""
+        self.tell(Progress(stage=stage, fraction=fraction))
 
     def start(self, record: RequestStart) -> None:
         """Report a sequence that entered the queue."""
@@ -210,107 +176,3 @@ class Loop:
         if self._core.has_work:
             self._core.step()
         self._outbox.flush()
-
-
-def run_engine(start: EngineStart, stop: Event | None = None) -> None:
-    """Serve until told to stop: load the model, warm up, say ready, loop.
-
-    A start that cannot succeed is told in one line (Failed). An error of our own in the loop is
-    reported as a Fault and ends the process; the server starts another engine.
-    """
-    context = zmq.Context()
-    inbox = context.socket(zmq.PULL)
-    inbox.setsockopt(zmq.RCVHWM, 0)
-    control = context.socket(zmq.PUSH)
-    control.setsockopt(zmq.SNDHWM, CONTROL_QUEUE)
-    records = context.socket(zmq.PUSH)
-    records.setsockopt(zmq.SNDHWM, RECORDS_QUEUE)
-    for socket, address in (
-        (inbox, start.commands_address),
-        (control, start.control_address),
-        (records, start.records_address),
-    ):
-        socket.setsockopt(zmq.LINGER, 1000)
-        socket.connect(address)
-    outbox = Outbox(control, records)
-    clock = MonotonicClock(start.zero_ns)
-    try:
-        core, run = build(start.config, outbox, clock)
-        outbox.tell(Ready(run=run))
-        core.wake()
-        loop = Loop(core=core, inbox=inbox, outbox=outbox, sentinel=start.sentinel, stop=stop)
-        loop.run()
-    except (SpecError, ConfigError) as error:
-        outbox.tell(Failed(error=str(error)))
-    except Exception as error:
-        outbox.fault(_fault(error, clock.now_ns()))
-        outbox.flush()
-        raise
-    finally:
-        context.destroy(linger=1000)
-
-
-def build(config: EngineConfig, outbox: Outbox, clock: MonotonicClock) -> tuple[Core, Run]:
-    """Load the model and return a warm core with the record of its effective limits."""
-
-    def progress(stage: str, fraction: float) -> None:
-        outbox.tell(Progress(stage=stage, fraction=fraction))
-
-    progress("reading the model's header", 0.0)
-    spec = read_spec(config.model)
-    resolved = resolve(config, spec, device_facts(config))
-    runner = ModelRunner.build(resolved, spec, progress)
-    runner.warm_up(progress)
-    assert resolved.kv_blocks is not None
-    pool = KVPool(blocks=resolved.kv_blocks, block_tokens=resolved.block_size)
-    policy = POLICIES[resolved.scheduling_policy]()
-    scheduler = Scheduler(config=resolved, pool=pool, policy=policy, eos_ids=spec.eos_ids)
-    core = Core(scheduler=scheduler, runner=runner, clock=clock, emit=outbox)
-    return core, _run_record(resolved, spec, runner)
-
-
-def _run_record(config: EngineConfig, spec: ModelSpec, runner: ModelRunner) -> Run:
-    """Return the engine's part of Run; the server adds replica, names, revision and wall clock."""
-    assert config.kv_blocks is not None
-    assert config.max_model_len is not None
-    settings = replace(config, attention_backend=runner.backend)
-    return Run(
-        replica="",
-        schema_version=SCHEMA_VERSION,
-        started_unix_us=0,
-        model=config.model,
-        parameters=spec.parameters,
-        dtype=config.dtype,
-        device=config.device,
-        backend=runner.backend,
-        backend_refusals=msgspec.json.encode(runner.refusals).decode(),
-        policy=config.scheduling_policy,
-        batching=config.batching,
-        kv_blocks_total=config.kv_blocks,
-        block_tokens=config.block_size,
-        batch_tokens_max=config.max_num_batched_tokens,
-        seqs_max=config.max_num_seqs,
-        model_len_max=config.max_model_len,
-        buckets=list(config.buckets),
-        config=msgspec.json.encode(asdict(settings)).decode(),
-        revision="",
-    )
-
-
-def _fault(error: Exception, now_ns: int) -> Fault:
-    return Fault(
-        fault_at_ns=now_ns,
-        step=None,
-        where="engine loop",
-        error=f"{type(error).__name__}: {error}".splitlines()[0],
-        traceback="".join(traceback.format_exception(error)),
-    )
-
-
-def engine_process(start: EngineStart) -> None:
-    """Be the engine process: ignore Ctrl-C, which the server answers by draining."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    parent = parent_process()
-    assert parent is not None, "an engine process has a server as its parent"
-    run_engine(replace(start, sentinel=parent.sentinel))

@@ -1,0 +1,68 @@
+"""From settings to a warm engine: read the model, resolve the limits, load, warm up, assemble.
+
+Owns the order of an engine's start and the Run record of its effective limits. engine/process.py
+calls it once. The only module that joins the torch side (runner) to the torch-free side (core).
+"""
+
+from collections.abc import Callable
+from dataclasses import asdict, replace
+
+import msgspec
+
+from engine.config import EngineConfig, resolve
+from engine.core import Core, Emit
+from engine.kv import KVPool
+from engine.plan import Clock
+from engine.policies import POLICIES
+from engine.runner import ModelRunner, device_facts
+from engine.scheduler import Scheduler
+from engine.spec import ModelSpec, read_spec
+from telemetry.records import SCHEMA_VERSION, Run
+
+
+def build(
+    config: EngineConfig, *, emit: Emit, clock: Clock, progress: Callable[[str, float], None]
+) -> tuple[Core, Run]:
+    """Load the model and return a warm core with the record of its effective limits.
+
+    Raises SpecError for a model that cannot be used and ConfigError for settings that cannot be.
+    """
+    progress("reading the model's header", 0.0)
+    spec = read_spec(config.model)
+    resolved = resolve(config, spec, device_facts(config))
+    runner = ModelRunner.build(resolved, spec, progress)
+    runner.warm_up(progress)
+    assert resolved.kv_blocks is not None
+    pool = KVPool(blocks=resolved.kv_blocks, block_tokens=resolved.block_size)
+    policy = POLICIES[resolved.scheduling_policy]()
+    scheduler = Scheduler(config=resolved, pool=pool, policy=policy, eos_ids=spec.eos_ids)
+    core = Core(scheduler=scheduler, runner=runner, clock=clock, emit=emit)
+    return core, _run_record(resolved, spec, runner)
+
+
+def _run_record(config: EngineConfig, spec: ModelSpec, runner: ModelRunner) -> Run:
+    """Return the engine's part of Run; the server adds replica, names, revision and wall clock."""
+    assert config.kv_blocks is not None
+    assert config.max_model_len is not None
+    settings = replace(config, attention_backend=runner.backend)
+    return Run(
+        replica="",
+        schema_version=SCHEMA_VERSION,
+        started_unix_us=0,
+        model=config.model,
+        parameters=spec.parameters,
+        dtype=config.dtype,
+        device=config.device,
+        backend=runner.backend,
+        backend_refusals=msgspec.json.encode(runner.refusals).decode(),
+        policy=config.scheduling_policy,
+        batching=config.batching,
+        kv_blocks_total=config.kv_blocks,
+        block_tokens=config.block_size,
+        batch_tokens_max=config.max_num_batched_tokens,
+        seqs_max=config.max_num_seqs,
+        model_len_max=config.max_model_len,
+        buckets=list(config.buckets),
+        config=msgspec.json.encode(asdict(settings)).decode(),
+        revision="",
+    )

@@ -1,0 +1,311 @@
+"""The server's side of the engine: submit, abort, take tokens; and start it again when it dies.
+
+Owns the live sequences' mailboxes, the integers that name sequences, and the engine's state. Runs
+on the event loop alone; API handlers call it. Must never block the loop, never drop a delta, and
+never leave a started sequence without its one end on record, whatever happens to the engine.
+"""
+
+import asyncio
+import logging
+from dataclasses import dataclass, replace
+from importlib.metadata import version
+from typing import Literal
+
+import msgspec
+import zmq
+
+from engine.config import EngineConfig
+from engine.messages import (
+    Abort,
+    Delta,
+    Failed,
+    News,
+    Progress,
+    Ready,
+    Report,
+    Shutdown,
+    Submit,
+)
+from engine.spec import ModelSpec
+from server.clock import Clock
+from server.engine_process import EngineProcess
+from server.publication import Publication
+from server.sequence import Sequence, Submission, lost_end, refusal
+from telemetry.bus import Bus
+from telemetry.records import (
+    CancelCause,
+    Fault,
+    Iteration,
+    Record,
+    RequestEnd,
+    Run,
+)
+
+State = Literal["loading", "ready", "down"]
+DRAIN_MESSAGES = 256
+RESTART_S_MAX = 30.0
+
+
+class EngineDown(Exception):
+    """No engine can take a request now."""
+
+
+class EngineFailed(Exception):
+    """The engine cannot start: one line that says what to do."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Identity:
+    """The server's part of a Run: who serves, under which model name."""
+
+    replica: str
+    model: str
+
+
+class EngineClient:
+    """One engine at a time, in its own process; generations follow one another."""
+
+    def __init__(
+        self, *, config: EngineConfig, identity: Identity, bus: Bus, clock: Clock, spec: ModelSpec
+    ) -> None:
+        self.state: State = "loading"
+        self.progress: Progress | None = None
+        self.run: Run | None = None
+        self.spec = spec
+        self.failure: str | None = None
+        self.last_step_at_ns = 0
+        self._config = config
+        self._identity = identity
+        self._bus = bus
+        self._clock = clock
+        self._log = logging.getLogger("iterscope.engine")
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._encode = msgspec.msgpack.Encoder().encode
+        self._decode_news: msgspec.msgpack.Decoder[News] = msgspec.msgpack.Decoder(News)
+        self._decode_iteration = msgspec.json.Decoder(Iteration)
+        self._live: dict[int, Sequence] = {}
+        self._next_request = 1
+        self._engine: EngineProcess | None = None
+        self._publication = Publication(self._publish)
+        self._settled = asyncio.Event()
+        self._restart: asyncio.TimerHandle | None = None
+        self._deaths_in_a_row = 0
+        self._stopping = False
+
+    # ---- life of an engine
+
+    async def start(self) -> None:
+        """Spawn the first engine; `wait_settled` tells when it serves or has failed."""
+        self._spawn()
+
+    async def wait_settled(self) -> None:
+        """Wait until an engine is ready; raise EngineFailed if it cannot start."""
+        await self._settled.wait()
+        if self.failure is not None:
+            raise EngineFailed(self.failure)
+
+    async def stop(self, grace_s: float = 5.0) -> None:
+        """End the engine; what still runs ends as cancelled (shutdown), on record."""
+        self._stopping = True
+        if self._restart:
+            self._restart.cancel()
+        engine = self._engine
+        if engine is None:
+            return
+        engine.channels.commands.send(self._encode(Shutdown()), zmq.DONTWAIT)
+        deadline = self._clock.now_ns() + int(grace_s * 1e9)
+        while self._engine is not None and self._clock.now_ns() < deadline:
+            await asyncio.sleep(0.01)
+        if self._engine is not None:
+            self._bury()
+        self._context.destroy(linger=0)
+
+    @property
+    def pid(self) -> int | None:
+        """The engine's process id, None while there is none."""
+        return self._engine.pid if self._engine else None
+
+    @property
+    def idle_ns(self) -> int:
+        """How long the engine has not stepped although sequences are live; 0 without any."""
+        return self._clock.now_ns() - self.last_step_at_ns if self._live else 0
+
+    def _spawn(self) -> None:
+        self.state = "loading"
+        self.progress = None
+        self._engine = engine = EngineProcess(self._context, self._config)
+        self._publication = Publication(self._publish)
+        engine.start(self._clock.zero_ns)
+        loop = asyncio.get_running_loop()
+        for socket in (engine.channels.control, engine.channels.records):
+            loop.add_reader(socket.FD, self._drain)
+        loop.add_reader(engine.sentinel, self._bury)
+
+    def _bury(self) -> None:
+        """Take in what a dead engine still said, end what it left open, and start another."""
+        engine = self._engine
+        if engine is None:
+            return
+        ended = engine.end(0.0)
+        while self._read_some(engine):
+            pass
+        loop = asyncio.get_running_loop()
+        for descriptor in (engine.channels.control.FD, engine.channels.records.FD):
+            loop.remove_reader(descriptor)
+        loop.remove_reader(engine.sentinel)
+        self._publication.close()
+        was_ready, self.state, self._engine = self.state == "ready", "down", None
+        engine.close()
+        self._close_sequences(f"the engine died ({ended})")
+        if self._stopping:
+            return
+        if self.failure is None:
+            self._fault(f"the engine died ({ended})")
+        self._deaths_in_a_row = 1 if was_ready else self._deaths_in_a_row + 1
+        if self.failure is not None and self.run is None:
+            self._settled.set()
+            return
+        delay_s = min(RESTART_S_MAX, 2.0 ** (self._deaths_in_a_row - 1) - 1)
+        self._log.error("the engine died (%s); starting another in %.0f s", ended, delay_s)
+        self._restart = loop.call_later(delay_s, self._spawn)
+
+    def _close_sequences(self, error: str) -> None:
+        """Give every open sequence its error, and its end or its refusal on record."""
+        now = self._clock.now_ns()
+        started = {start.request: start for start in self._bus.snapshot().live}
+        for number, sequence in list(self._live.items()):
+            sequence.put(Delta(number, [], "error", error))
+            if number not in started:
+                self._publish(refusal(sequence.submission, now), None)
+        for start in started.values():
+            self._publish(lost_end(start, self._live.get(start.request), error, now), None)
+        self._live.clear()
+
+    # ---- requests
+
+    def submit(self, submission: Submission) -> Sequence:
+        """Hand a sequence to the engine; EngineDown when there is none to take it."""
+        if self.state != "ready" or self._engine is None:
+            raise EngineDown
+        if not self._live:
+            self.last_step_at_ns = self._clock.now_ns()
+        number = self._next_request
+        self._next_request += 1
+        sequence = Sequence(number, submission)
+        self._live[number] = sequence
+        self._command(
+            Submit(
+                request=number,
+                request_id=submission.request_id,
+                external_id=submission.external_id,
+                parent_id=submission.parent_id,
+                tenant=submission.tenant,
+                prompt=submission.prompt,
+                max_tokens=submission.max_tokens,
+                sampling=submission.sampling,
+                priority=submission.priority,
+                slo=submission.slo,
+                stream=submission.stream,
+                received_at_ns=submission.received_at_ns,
+            )
+        )
+        return sequence
+
+    def abort(
+        self,
+        sequence: Sequence,
+        *,
+        finish: Literal["stop", "cancelled", "error"],
+        cancel_cause: CancelCause | None = None,
+        error: str | None = None,
+        delivered_tokens: int,
+    ) -> None:
+        """End a sequence early; a second abort, or one after its finish, does nothing."""
+        if sequence.aborted or sequence.finish is not None or self._engine is None:
+            return
+        sequence.aborted = True
+        self._command(
+            Abort(
+                request=sequence.request,
+                finish=finish,
+                cancel_cause=cancel_cause,
+                error=error,
+                delivered_tokens=delivered_tokens,
+            )
+        )
+
+    def live(self) -> list[Sequence]:
+        """Return the sequences that have not finished."""
+        return [sequence for sequence in self._live.values() if sequence.finish is None]
+
+    def _command(self, command: Submit | Abort) -> None:
+        assert self._engine is not None
+        self._engine.channels.commands.send(self._encode(command), zmq.DONTWAIT)
+
+    # ---- news
+
+    def _drain(self) -> None:
+        """Read both channels; ZeroMQ's descriptors tell of edges, so nothing may be left."""
+        if self._engine and self._read_some(self._engine):
+            asyncio.get_running_loop().call_soon(self._drain)
+
+    def _read_some(self, engine: EngineProcess) -> bool:
+        """Read a bounded number of messages, control first; True when more may wait."""
+        for _ in range(DRAIN_MESSAGES):
+            if not self._read_control(engine) and not self._read_record(engine):
+                return False
+        return True
+
+    def _read_control(self, engine: EngineProcess) -> bool:
+        try:
+            message = engine.channels.control.recv(zmq.DONTWAIT)
+        except zmq.Again:
+            return False
+        match self._decode_news.decode(message):
+            case Report() as report:
+                for delta in report.deltas:
+                    if sequence := self._live.get(delta.request):
+                        sequence.put(delta)
+                self._publication.report(report)
+            case Progress() as progress:
+                self.progress = progress
+            case Ready() as ready:
+                self._ready(ready.run)
+            case Failed() as failed:
+                self.failure = failed.error
+        return True
+
+    def _read_record(self, engine: EngineProcess) -> bool:
+        try:
+            payload = engine.channels.records.recv(zmq.DONTWAIT)
+        except zmq.Again:
+            return False
+        self._publication.iteration(self._decode_iteration.decode(payload), payload)
+        return True
+
+    def _ready(self, run: Run) -> None:
+        self.run = replace(
+            run,
+            replica=self._identity.replica,
+            model=self._identity.model,
+            started_unix_us=self._clock.started_unix_us,
+            revision=version("iterscope"),
+        )
+        self.failure = None
+        self.state = "ready"
+        self._publish(self.run, None)
+        self._settled.set()
+
+    def _publish(self, record: Record, payload: bytes | None) -> None:
+        if isinstance(record, Iteration):
+            self.last_step_at_ns = record.end_at_ns
+        elif isinstance(record, RequestEnd):
+            self._live.pop(record.request, None)
+        self._bus.publish(record, payload)
+
+    def _fault(self, error: str) -> None:
+        now = self._clock.now_ns()
+        self._publish(
+            Fault(fault_at_ns=now, step=None, where="engine process", error=error, traceback=""),
+            None,
+        )
