@@ -6,10 +6,37 @@ never trusts a file: what is missing or absurd is a SpecError naming the file an
 """
 
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, TypeVar
+
+from engine.model_files import Fields, GgufHeader, SpecError, read_gguf, read_json
+
+__all__ = [
+    "ModelSpec",
+    "RopeScaling",
+    "SpecError",
+    "TokenizerMetadata",
+    "read_spec",
+    "read_tokenizer_metadata",
+]
+
+Item = TypeVar("Item", str, int)
+
+CONTROL_TOKEN = 3
+END_TEXTS = frozenset(
+    {"<|endoftext|>", "<|im_end|>", "<|end|>", "<|eot_id|>", "<|eom_id|>", "<end_of_turn>"}
+)
+"""Control tokens of a GGUF that end a text whatever its metadata says (llama.cpp's rule)."""
 
 
-class SpecError(Exception):
-    """The model's files cannot be used: one line naming the file and the cause."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RopeScaling:
+    """Llama 3.1's stretching of low frequencies (transformers, modeling_rope_utils.py)."""
+
+    factor: float
+    low_frequency_factor: float
+    high_frequency_factor: float
+    original_model_len: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,3 +59,282 @@ class ModelSpec:
     bos_id: int | None
     eos_ids: tuple[int, ...]
     parameters: int
+    rope_scaling: RopeScaling | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenizerMetadata:
+    """Where the tokenizer comes from: lists of a GGUF file, or files of a Hugging Face folder.
+
+    model names the GGUF's kind of tokenizer (gpt2 is byte-level BPE); tokens, merges, token_types
+    and pre are the GGUF's and empty for a folder, whose tokenizer.json says all of it.
+    """
+
+    kind: Literal["gguf", "hf"]
+    model: str
+    tokens: tuple[str, ...]
+    merges: tuple[str, ...]
+    token_types: tuple[int, ...]
+    pre: str
+    chat_template: str | None
+    bos_token: str | None
+    eos_token: str | None
+    add_bos: bool
+    folder: str | None
+
+
+def read_spec(path: str) -> ModelSpec:
+    """Return the spec of a GGUF file or a Hugging Face folder, or raise SpecError."""
+    place = Path(path)
+    if place.is_dir():
+        return _spec_of_folder(place)
+    return _spec_of_gguf(_gguf(place))
+
+
+def read_tokenizer_metadata(path: str) -> TokenizerMetadata:
+    """Return what the server needs to build the model's tokenizer, or raise SpecError."""
+    place = Path(path)
+    return _tokenizer_of_folder(place) if place.is_dir() else _tokenizer_of_gguf(_gguf(place))
+
+
+def _gguf(place: Path) -> GgufHeader:
+    if not place.exists():
+        raise SpecError(f"{place}: no such file or folder")
+    if place.suffix == ".safetensors":
+        raise SpecError(f"{place}: name the folder that holds it and config.json, not the file")
+    return read_gguf(place)
+
+
+def _checked(spec: ModelSpec) -> ModelSpec:
+    """Return the spec if its sizes fit together."""
+    if spec.heads % spec.kv_heads:
+        raise SpecError(f"{spec.path}: {spec.heads} heads, {spec.kv_heads} KV heads: no multiple")
+    if spec.head_dim % 2:
+        raise SpecError(f"{spec.path}: head dimension {spec.head_dim} is odd")
+    return spec
+
+
+def _parameters(shape: dict[str, int], tied: bool) -> int:
+    """Return the number of weights, a tied head counted once."""
+    hidden, head_dim = shape["hidden"], shape["head_dim"]
+    attention = hidden * head_dim * 2 * (shape["heads"] + shape["kv_heads"])
+    layer = attention + 3 * hidden * shape["intermediate"] + 2 * hidden
+    tables = shape["vocab_size"] * hidden * (1 if tied else 2)
+    return tables + shape["layers"] * layer + hidden
+
+
+# ---- Hugging Face folders
+
+
+def _spec_of_folder(folder: Path) -> ModelSpec:
+    fields = Fields(folder / "config.json", read_json(folder / "config.json"))
+    _refuse_foreign(fields)
+    heads = fields.integer("num_attention_heads", 1024)
+    hidden = fields.integer("hidden_size", 2**17)
+    shape = {
+        "layers": fields.integer("num_hidden_layers", 1024),
+        "hidden": hidden,
+        "heads": heads,
+        "kv_heads": fields.integer("num_key_value_heads", 1024, heads),
+        "head_dim": fields.integer("head_dim", 1024, hidden // heads),
+        "intermediate": fields.integer("intermediate_size", 2**20),
+        "vocab_size": fields.integer("vocab_size", 2**22),
+    }
+    tied = fields.flag("tie_word_embeddings")
+    rope_base, rope_scaling = _rope_of_folder(fields)
+    vocab_size = shape["vocab_size"]
+    return _checked(
+        ModelSpec(
+            path=str(folder),
+            architecture="llama",
+            **shape,
+            rope_base=rope_base,
+            rope_scaling=rope_scaling,
+            norm_eps=fields.number("rms_norm_eps", 1e-6),
+            tied_head=tied,
+            model_len=fields.integer("max_position_embeddings", 2**24, 2048),
+            bos_id=next(iter(fields.ids("bos_token_id", vocab_size)), None),
+            eos_ids=_eos_of_folder(folder, fields, vocab_size),
+            parameters=_parameters(shape, tied),
+        )
+    )
+
+
+def _refuse_foreign(fields: Fields) -> None:
+    """Raise for what would load as a llama and compute something else."""
+    kind = fields.text("model_type")
+    if kind != "llama":
+        raise fields.fail(f"model_type is {kind!r}; only llama is supported")
+    if fields.content.get("hidden_act", "silu") != "silu":
+        raise fields.fail(f"hidden_act is {fields.content['hidden_act']!r}; only silu is supported")
+    for key in ("attention_bias", "mlp_bias", "quantization_config"):
+        if fields.content.get(key):
+            raise fields.fail(f"{key} is not supported")
+
+
+def _rope_of_folder(fields: Fields) -> tuple[float, RopeScaling | None]:
+    """Return base and scaling; transformers 5 keeps both in rope_parameters, 4 apart."""
+    content = fields.content
+    nested = content.get("rope_parameters") or content.get("rope_scaling") or {}
+    if not isinstance(nested, dict):
+        raise fields.fail("rope_parameters is not an object")
+    rope = Fields(fields.path, {"rope_theta": content.get("rope_theta"), **nested})
+    base = rope.number("rope_theta", 10000.0)
+    if rope.number("partial_rotary_factor", 1.0) != 1.0:
+        raise fields.fail("partial_rotary_factor other than 1 is not supported")
+    kind = nested.get("rope_type", nested.get("type", "default"))
+    if kind == "default":
+        return base, None
+    if kind != "llama3":
+        raise fields.fail(f"rope scaling {kind!r} is not supported (default and llama3 are)")
+    return base, RopeScaling(
+        factor=rope.number("factor"),
+        low_frequency_factor=rope.number("low_freq_factor"),
+        high_frequency_factor=rope.number("high_freq_factor"),
+        original_model_len=rope.integer("original_max_position_embeddings", 2**24),
+    )
+
+
+def _eos_of_folder(folder: Path, fields: Fields, vocab_size: int) -> tuple[int, ...]:
+    """Return every id that config.json or generation_config.json says ends a text."""
+    found = fields.ids("eos_token_id", vocab_size)
+    generation = folder / "generation_config.json"
+    if generation.exists():
+        found = Fields(generation, read_json(generation)).ids("eos_token_id", vocab_size) + found
+    return tuple(dict.fromkeys(found))
+
+
+def _tokenizer_of_folder(folder: Path) -> TokenizerMetadata:
+    if not (folder / "tokenizer.json").is_file():
+        raise SpecError(f"{folder / 'tokenizer.json'}: no such file")
+    path = folder / "tokenizer_config.json"
+    fields = Fields(path, read_json(path) if path.exists() else {})
+
+    def token(key: str) -> str | None:
+        value = fields.content.get(key)
+        return Fields(path, value).text("content") if isinstance(value, dict) else fields.text(key)
+
+    return TokenizerMetadata(
+        kind="hf",
+        model="",
+        tokens=(),
+        merges=(),
+        token_types=(),
+        pre="",
+        chat_template=_template_of_folder(folder, fields),
+        bos_token=token("bos_token"),
+        eos_token=token("eos_token"),
+        add_bos=fields.flag("add_bos_token"),
+        folder=str(folder),
+    )
+
+
+def _template_of_folder(folder: Path, fields: Fields) -> str | None:
+    """Return chat_template.jinja, else tokenizer_config's template; of a named list, 'default'."""
+    file = folder / "chat_template.jinja"
+    if file.exists():
+        try:
+            return file.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise SpecError(f"{file}: cannot be read: {error}") from error
+    template = fields.content.get("chat_template")
+    if isinstance(template, list):
+        named = {item.get("name"): item for item in template if isinstance(item, dict)}
+        return Fields(fields.path, named.get("default", {})).text("template")
+    return fields.text("chat_template")
+
+
+# ---- GGUF files
+
+
+def _spec_of_gguf(header: GgufHeader) -> ModelSpec:
+    fields = Fields(header.path, header.metadata)
+    kind = fields.text("general.architecture")
+    if kind != "llama":
+        raise fields.fail(f"architecture is {kind!r}; only llama is supported")
+    heads = fields.integer("llama.attention.head_count", 1024)
+    hidden = fields.integer("llama.embedding_length", 2**17)
+    head_dim = fields.integer("llama.attention.key_length", 1024, hidden // heads)
+    table = header.tensors.get("token_embd.weight")
+    if table is None or len(table.shape) != 2:
+        raise fields.fail("tensor token_embd.weight is missing")
+    shape = {
+        "layers": fields.integer("llama.block_count", 1024),
+        "hidden": hidden,
+        "heads": heads,
+        "kv_heads": fields.integer("llama.attention.head_count_kv", 1024, heads),
+        "head_dim": head_dim,
+        "intermediate": fields.integer("llama.feed_forward_length", 2**20),
+        "vocab_size": table.shape[0],
+    }
+    _refuse_foreign_gguf(fields, head_dim)
+    tied = "output.weight" not in header.tensors
+    return _checked(
+        ModelSpec(
+            path=str(header.path),
+            architecture="llama",
+            rope_scaling=None,
+            **shape,
+            rope_base=fields.number("llama.rope.freq_base", 10000.0),
+            norm_eps=fields.number("llama.attention.layer_norm_rms_epsilon"),
+            tied_head=tied,
+            model_len=fields.integer("llama.context_length", 2**24),
+            bos_id=next(iter(fields.ids("tokenizer.ggml.bos_token_id", table.shape[0])), None),
+            eos_ids=_eos_of_gguf(fields, table.shape[0]),
+            parameters=_parameters(shape, tied),
+        )
+    )
+
+
+def _refuse_foreign_gguf(fields: Fields, head_dim: int) -> None:
+    """Raise for what would load as a llama and compute something else."""
+    if fields.integer("llama.expert_count", 2**16, 0, low=0):
+        raise fields.fail("mixtures of experts are not supported")
+    if fields.content.get("llama.rope.scaling.type", "none") != "none":
+        raise fields.fail("rope scaling by metadata is not supported")
+    for key in ("llama.rope.dimension_count", "llama.attention.value_length"):
+        if fields.integer(key, 1024, head_dim) != head_dim:
+            raise fields.fail(f"{key} other than the head dimension {head_dim} is not supported")
+
+
+def _eos_of_gguf(fields: Fields, vocab_size: int) -> tuple[int, ...]:
+    """Return the ids named by metadata, then the control tokens that end a text by name."""
+    names = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id")
+    found = [item for name in names for item in fields.ids(name, vocab_size)]
+    tokens = _list(fields, "tokenizer.ggml.tokens", str)
+    types = _list(fields, "tokenizer.ggml.token_type", int)
+    for item, (token, kind) in enumerate(zip(tokens, types, strict=False)):
+        if kind == CONTROL_TOKEN and token in END_TEXTS and item < vocab_size:
+            found.append(item)
+    return tuple(dict.fromkeys(found))
+
+
+def _tokenizer_of_gguf(header: GgufHeader) -> TokenizerMetadata:
+    fields = Fields(header.path, header.metadata)
+    tokens = _list(fields, "tokenizer.ggml.tokens", str)
+    if not tokens:
+        raise fields.fail("tokenizer.ggml.tokens is missing")
+
+    def token(key: str) -> str | None:
+        return next((tokens[item] for item in fields.ids(key, len(tokens))), None)
+
+    return TokenizerMetadata(
+        kind="gguf",
+        model=fields.text("tokenizer.ggml.model") or "",
+        tokens=tokens,
+        merges=_list(fields, "tokenizer.ggml.merges", str),
+        token_types=_list(fields, "tokenizer.ggml.token_type", int),
+        pre=fields.text("tokenizer.ggml.pre") or "",
+        chat_template=fields.text("tokenizer.chat_template"),
+        bos_token=token("tokenizer.ggml.bos_token_id"),
+        eos_token=token("tokenizer.ggml.eos_token_id"),
+        add_bos=fields.flag("tokenizer.ggml.add_bos_token"),
+        folder=None,
+    )
+
+
+def _list(fields: Fields, key: str, kind: type[Item]) -> tuple[Item, ...]:
+    value = fields.content.get(key, [])
+    if not isinstance(value, list) or not all(isinstance(item, kind) for item in value):
+        raise fields.fail(f"{key} is not a list of {kind.__name__}")
+    return tuple(value)
