@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from engine.config import EngineConfig
-from engine.core import Core
+from engine.core import Core, Emit
 from engine.kv import KVPool
 from engine.messages import Abort, Delta, SamplingParams, Submit
 from engine.plan import Plan, StepOutput
@@ -115,7 +115,7 @@ class Recorder:
 class Simulation:
     """A core whose requests have one-letter names in the order of their arrival."""
 
-    def __init__(self, **settings: object) -> None:
+    def __init__(self, *, emit: Emit | None = None, **settings: object) -> None:
         defaults: dict[str, object] = {
             "max_model_len": 128,
             "max_num_seqs": 4,
@@ -135,7 +135,10 @@ class Simulation:
         policy = POLICIES[self.config.scheduling_policy]()
         self.scheduler = Scheduler(config=self.config, pool=pool, policy=policy, eos_ids=(EOS,))
         self.core = Core(
-            scheduler=self.scheduler, runner=self.runner, clock=self.clock, emit=self.emitted
+            scheduler=self.scheduler,
+            runner=self.runner,
+            clock=self.clock,
+            emit=emit or self.emitted,
         )
         self.names: dict[int, str] = {}
 

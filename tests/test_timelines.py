@@ -1,6 +1,7 @@
 """Golden timelines: the scheduler's behaviour as text files that are reviewed like code.
 
-GIVEN a scenario, WHEN the real core runs it over a fake runner, THEN its timeline is golden/NAME.txt.
+GIVEN a scenario, WHEN the real core runs it over a fake runner, THEN its timeline is that of
+golden/NAME.txt.
 After a deliberate change: `python -m tests.test_timelines` writes the files anew; read the diff.
 """
 
