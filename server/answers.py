@@ -1,0 +1,177 @@
+"""The shapes of OpenAI's answers: chat and completion, in one piece and in chunks of a stream.
+
+Owns the JSON that /v1 endpoints write; server/streaming.py and server/openai_api.py call it. Pure
+functions of what they are given: knows no engine, no socket and no clock. The bytes around a
+chunk's text are made once for each sequence, since a stream writes them for every token.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import msgspec
+
+Endpoint = Literal["chat", "completions"]
+
+DONE = b"data: [DONE]\n\n"
+
+_encode = msgspec.json.Encoder().encode
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Style:
+    """How one HTTP request wants to be answered."""
+
+    endpoint: Endpoint
+    id: str
+    created: int
+    model: str
+    include_usage: bool = False
+    continuous_usage: bool = False
+    token_ids: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Usage:
+    """Tokens of an answer: each prompt counts once, every choice's output counts."""
+
+    prompt_tokens: int
+    completion_tokens: int
+
+    def plain(self) -> dict[str, int]:
+        """Return OpenAI's object."""
+        return {
+            "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": self.completion_tokens,
+            "total_tokens": self.prompt_tokens + self.completion_tokens,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finished:
+    """One finished choice."""
+
+    index: int
+    text: str
+    finish_reason: str
+    prompt: list[int]
+    tokens: list[int]
+
+
+def event(value: Any) -> bytes:
+    """Return one server-sent event with the JSON of `value`."""
+    return b"data: " + _encode(value) + b"\n\n"
+
+
+class ChunkWriter:
+    """Makes the chunks of one choice of a stream."""
+
+    def __init__(self, style: Style, index: int, prompt: list[int]) -> None:
+        self._style = style
+        self._index = index
+        self._prompt = prompt
+        self._opened = False
+        chat = style.endpoint == "chat"
+        head = {
+            "id": style.id,
+            "object": "chat.completion.chunk" if chat else "text_completion",
+            "created": style.created,
+            "model": style.model,
+        }
+        text = b'"delta":{"content":' if chat else b'"text":'
+        self._before = b"data: " + _encode(head)[:-1] + b',"choices":[{"index":%d,' % index + text
+        self._after = b'},"logprobs":null' if chat else b',"logprobs":null'
+        self._null_usage = b',"usage":null}\n\n' if style.include_usage else b"}\n\n"
+        self._head = head
+
+    def text(self, text: str, tokens: list[int], usage: Usage) -> bytes:
+        """Return the chunk of a piece of text, the role before the first; none without text."""
+        style = self._style
+        if not text and not (style.token_ids and tokens):
+            return b""
+        opening = self._open()
+        ids = b',"token_ids":' + _encode(tokens) if style.token_ids else b""
+        return b"".join(
+            (
+                opening,
+                self._before,
+                _encode(text),
+                self._after,
+                b',"finish_reason":null',
+                ids,
+                b"}]",
+                self._usage(usage),
+            )
+        )
+
+    def finish(self, reason: str, usage: Usage) -> bytes:
+        """Return the chunk that ends the choice."""
+        empty: dict[str, Any] = {"delta": {}} if self._style.endpoint == "chat" else {"text": ""}
+        choice = {"index": self._index} | empty | {"logprobs": None, "finish_reason": reason}
+        return self._open() + self._whole(choice, usage)
+
+    def _open(self) -> bytes:
+        """Return what comes before a choice's first chunk: the role of a chat's answer."""
+        if self._opened:
+            return b""
+        self._opened = True
+        choice: dict[str, Any] = {"index": self._index, "logprobs": None, "finish_reason": None}
+        if self._style.endpoint == "chat":
+            choice["delta"] = {"role": "assistant", "content": ""}
+        elif not self._style.token_ids:
+            return b""
+        else:
+            choice["text"] = ""
+        if self._style.token_ids:
+            choice["prompt_token_ids"] = self._prompt
+        return self._whole(choice, None)
+
+    def _whole(self, choice: dict[str, Any], usage: Usage | None) -> bytes:
+        return b"data: " + _encode(self._head | {"choices": [choice]})[:-1] + self._usage(usage)
+
+    def _usage(self, usage: Usage | None) -> bytes:
+        if usage is None or not self._style.continuous_usage:
+            return self._null_usage
+        return b',"usage":' + _encode(usage.plain()) + b"}\n\n"
+
+
+def closing(style: Style, usage: Usage) -> bytes:
+    """Return what ends a stream: the usage chunk if it was asked for, then [DONE]."""
+    if not style.include_usage:
+        return DONE
+    chat = style.endpoint == "chat"
+    chunk: dict[str, Any] = {
+        "id": style.id,
+        "object": "chat.completion.chunk" if chat else "text_completion",
+        "created": style.created,
+        "model": style.model,
+        "choices": [],
+        "usage": usage.plain(),
+    }
+    return event(chunk) + DONE
+
+
+def whole(style: Style, choices: Sequence[Finished], usage: Usage) -> bytes:
+    """Return the body of an answer in one piece."""
+    chat = style.endpoint == "chat"
+    body = {
+        "id": style.id,
+        "object": "chat.completion" if chat else "text_completion",
+        "created": style.created,
+        "model": style.model,
+        "choices": [_choice(style, choice) for choice in choices],
+        "usage": usage.plain(),
+    }
+    return _encode(body)
+
+
+def _choice(style: Style, choice: Finished) -> dict[str, Any]:
+    shown: dict[str, Any] = {"index": choice.index}
+    if style.endpoint == "chat":
+        shown["message"] = {"role": "assistant", "content": choice.text, "refusal": None}
+    else:
+        shown["text"] = choice.text
+    shown |= {"logprobs": None, "finish_reason": choice.finish_reason}
+    if style.token_ids:
+        shown |= {"prompt_token_ids": choice.prompt, "token_ids": choice.tokens}
+    return shown

@@ -1,0 +1,265 @@
+"""One HTTP request's sequences, from submission to their deliveries on record; and all of them.
+
+Owns Job (what to generate), Generation (its live choices) and Generations (the requests in
+flight, one writer: the event loop). server/openai_api.py starts one, server/streaming.py answers
+with it. Whatever happens, each sequence is aborted or finished and its Delivery published once.
+"""
+
+import asyncio
+import logging
+import traceback
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import msgspec
+
+from engine.messages import SamplingParams
+from server.answers import Style, Usage
+from server.choice import Choice
+from server.clock import Clock
+from server.engine_client import EngineClient
+from server.errors import ApiError
+from server.log import facts
+from server.sequence import Submission
+from server.tokenizer import Tokenizer
+from telemetry.bus import Bus
+from telemetry.records import CancelCause, Fault
+
+SEED_STEP = 0x9E3779B97F4A7C15
+"""2**64 over the golden ratio: seeds of one request's choices lie far apart."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """What one HTTP request asks for, checked: n choices of each prompt.
+
+    `sampling` carries the seed of each prompt's first choice; `max_tokens` has one entry a prompt.
+    """
+
+    style: Style
+    external_id: str | None
+    prompts: list[list[int]]
+    n: int
+    max_tokens: list[int]
+    sampling: SamplingParams
+    stops: tuple[str, ...]
+    priority: int
+    stream: bool
+    received_at_ns: int
+    tokenized_at_ns: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """What every generation needs of the server."""
+
+    engine: EngineClient
+    tokenizer: Tokenizer
+    bus: Bus
+    clock: Clock
+    eos_ids: frozenset[int]
+
+
+def choice_seed(seed: int, index: int) -> int:
+    """Return the seed of choice `index` of a prompt: the first one has the request's own."""
+    mixed = (seed + SEED_STEP * index) % 2**64
+    return mixed - 2**64 if mixed >= 2**63 else mixed
+
+
+class Generation:
+    """The choices of one HTTP request while it is in flight."""
+
+    def __init__(self, parts: Parts, job: Job) -> None:
+        self.job = job
+        self.failure: ApiError | None = None
+        self.choices: list[Choice] = []
+        self._parts = parts
+        self._cause: CancelCause | None = None
+        self._work: asyncio.Task[None] | None = None
+        self._submitted_at_ns = 0
+        self._closed = False
+        self._log = logging.getLogger("iterscope.request")
+
+    @property
+    def id(self) -> str:
+        """Return the request's own id, which the answer carries."""
+        return self.job.style.id
+
+    def submit(self) -> None:
+        """Hand every sequence to the engine; raises EngineDown, and then none was taken."""
+        job = self.job
+        self._submitted_at_ns = self._parts.clock.now_ns()
+        silent = frozenset(job.sampling.stop_token_ids)
+        if not job.sampling.ignore_eos:
+            silent |= self._parts.eos_ids
+        several = len(job.prompts) * job.n > 1
+        for prompt, limit in zip(job.prompts, job.max_tokens, strict=True):
+            for number in range(job.n):
+                index = len(self.choices)
+                seed = choice_seed(job.sampling.seed, number)
+                submission = Submission(
+                    request_id=f"{self.id}-{index}" if several else self.id,
+                    external_id=job.external_id,
+                    parent_id=self.id if several else None,
+                    prompt=prompt,
+                    max_tokens=limit,
+                    sampling=msgspec.structs.replace(job.sampling, seed=seed),
+                    priority=job.priority,
+                    stream=job.stream,
+                    received_at_ns=job.received_at_ns,
+                )
+                sequence = self._parts.engine.submit(submission)
+                detokenizer = self._parts.tokenizer.detokenizer()
+                self.choices.append(Choice(index, sequence, detokenizer, job.stops, silent))
+
+    def usage(self) -> Usage:
+        """Return the tokens of the whole request so far."""
+        return Usage(
+            prompt_tokens=sum(map(len, self.job.prompts)),
+            completion_tokens=sum(choice.output_tokens for choice in self.choices),
+        )
+
+    def stop(self, choice: Choice) -> None:
+        """Tell the engine that a stop string ended this choice."""
+        self._parts.engine.abort(
+            choice.sequence, finish="stop", delivered_tokens=choice.released_tokens
+        )
+
+    def give_up(self, error: str) -> None:
+        """End what is still open as failed; `error` goes on record."""
+        for choice in self._open():
+            choice.finish_reason = "error"
+            self._parts.engine.abort(
+                choice.sequence,
+                finish="error",
+                error=error,
+                delivered_tokens=choice.delivered_tokens,
+            )
+
+    def fault(self, error: BaseException) -> None:
+        """End everything because of our own mistake, and put it on record."""
+        self._log.error("request %s broke", self.id, exc_info=error)
+        self.give_up("the server could not answer")
+        self._parts.bus.publish(
+            Fault(
+                fault_at_ns=self._parts.clock.now_ns(),
+                step=None,
+                where="server",
+                error=type(error).__name__,
+                traceback="".join(traceback.format_tb(error.__traceback__)),
+            )
+        )
+
+    def began(self, work: "asyncio.Task[None]") -> None:
+        """Name the task that answers, so that `cancel` can end it."""
+        self._work = work
+
+    def cancel(self, cause: CancelCause, failure: ApiError) -> None:
+        """End the request early; its client is told `failure`. Does nothing a second time."""
+        if self._closed or self.failure is not None:
+            return
+        self.failure = failure
+        self.abandon(cause)
+        if self._work is not None:
+            self._work.cancel()
+
+    def abandon(self, cause: CancelCause) -> None:
+        """Abort every sequence that has not finished; the first cause counts."""
+        self._cause = self._cause or cause
+        for choice in self._open():
+            choice.finish_reason = "cancelled"
+            self._parts.engine.abort(
+                choice.sequence,
+                finish="cancelled",
+                cancel_cause=cause,
+                delivered_tokens=choice.delivered_tokens,
+            )
+
+    def stalled_ns(self) -> int:
+        """Return how long the oldest write under way has waited for the client."""
+        since = [c.writing_since_ns for c in self.choices if c.writing_since_ns]
+        return self._parts.clock.now_ns() - min(since) if since else 0
+
+    def close(self) -> None:
+        """Publish the deliveries and the log line; whatever is still open is abandoned."""
+        if self._closed:
+            return
+        self._closed = True
+        self.abandon("client")
+        for choice in self.choices:
+            self._parts.bus.publish(
+                choice.delivery(
+                    tokenized_at_ns=self.job.tokenized_at_ns,
+                    submitted_at_ns=self._submitted_at_ns,
+                )
+            )
+        self._log.info("%s", facts(self._ended()))
+
+    def _open(self) -> Iterable[Choice]:
+        return [choice for choice in self.choices if choice.finish_reason is None]
+
+    def _ended(self) -> dict[str, object]:
+        job = self.job
+        first = [c.first_write_at_ns for c in self.choices if c.first_write_at_ns is not None]
+        now = self._parts.clock.now_ns()
+
+        def ms(begin_ns: int, end_ns: int) -> str:
+            return f"{(end_ns - begin_ns) / 1e6:.1f}"
+
+        usage = self.usage()
+        return {
+            "request": self.id,
+            "external": job.external_id,
+            "finish": ",".join(sorted({choice.finish_reason or "?" for choice in self.choices})),
+            "cause": self._cause,
+            "sequences": len(self.choices),
+            "prompt": usage.prompt_tokens,
+            "output": usage.completion_tokens,
+            "stream": job.stream,
+            "tokenize_ms": ms(job.received_at_ns, job.tokenized_at_ns),
+            "ttft_ms": ms(job.received_at_ns, min(first)) if first else None,
+            "total_ms": ms(job.received_at_ns, now),
+        }
+
+
+class Generations:
+    """The HTTP requests in flight, by id; bounded by the connections that wait for them."""
+
+    def __init__(self, parts: Parts) -> None:
+        self.admitting = True
+        self.parts = parts
+        self._live: dict[str, Generation] = {}
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    def start(self, job: Job) -> Generation:
+        """Submit a job; raises EngineDown. The caller must see to `finish`."""
+        generation = Generation(self.parts, job)
+        generation.submit()
+        self._live[generation.id] = generation
+        self._idle.clear()
+        return generation
+
+    def finish(self, generation: Generation) -> None:
+        """Close a generation and forget it; harmless a second time."""
+        generation.close()
+        self._live.pop(generation.id, None)
+        if not self._live:
+            self._idle.set()
+
+    def find(self, request_id: str) -> Generation | None:
+        """Return the generation of this id, or the one that a sequence of this id belongs to."""
+        return self._live.get(request_id) or self._live.get(request_id.rpartition("-")[0])
+
+    def live(self) -> list[Generation]:
+        """Return the generations in flight, oldest first."""
+        return list(self._live.values())
+
+    def cancel_all(self, cause: CancelCause, failure: ApiError) -> None:
+        """Cancel whatever is in flight."""
+        for generation in self.live():
+            generation.cancel(cause, failure)
+
+    async def idle(self) -> None:
+        """Wait until nothing is in flight."""
+        await self._idle.wait()

@@ -1,0 +1,185 @@
+"""The model's tokenizer: text to ids, and the decoders of ids back to text.
+
+Owns the building of a tokenizers.Tokenizer from a GGUF's lists or a folder's tokenizer.json;
+server/cli.py builds it once at start, request handlers encode with it. Long texts are encoded on
+one thread that lets the event loop run; a text that cannot fit is known by its bytes, unencoded.
+(From a GGUF's lists it takes 60 ms, less than to load a saved one: so nothing is cached on disk.)
+"""
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from tokenizers import (
+    AddedToken,
+    Regex,
+    decoders,
+    models,
+    pre_tokenizers,
+    processors,
+)
+from tokenizers import Tokenizer as Backend
+
+from engine.spec import SpecError, TokenizerMetadata
+from server.detokenizer import ByteDetokenizer, Detokenizer, WindowDetokenizer
+
+LONG_CHARS = 64 * 1024
+"""Texts above this are encoded off the event loop: about 10 ms of work."""
+
+UNKNOWN, CONTROL, USER_DEFINED = 2, 3, 4
+"""Kinds of token in a GGUF's tokenizer.ggml.token_type that are matched whole."""
+
+LLAMA3_WORDS = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+GPT2_NAMES = frozenset({"gpt-2", "gpt2", "phi-2"})
+DIGIT_NAMES = frozenset({"smollm", "starcoder", "refact", "command-r"})
+LLAMA3_NAMES = frozenset({"llama-bpe", "llama3", "llama-v3"})
+
+
+class Tokenizer:
+    """Encodes prompts; ids and text only, no model."""
+
+    def __init__(self, backend: Backend) -> None:
+        backend.no_truncation()
+        backend.no_padding()
+        self._backend = backend
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="tokenizer")
+        added = backend.get_added_tokens_decoder()
+        self._special = frozenset(id for id, token in added.items() if token.special)
+        self._table = _byte_table(backend, self._special)
+        self._token_bytes_max = _token_bytes_max(backend, self._table)
+
+    def detokenizer(self) -> Detokenizer:
+        """Return a fresh decoder for one sequence."""
+        if self._table is not None:
+            return ByteDetokenizer(self._table)
+        return WindowDetokenizer(self._backend.decode, self._special)
+
+    def tokens_floor(self, text: str) -> int:
+        """Return a number of tokens that `text` surely needs; costs nothing worth mentioning."""
+        if self._token_bytes_max is None:
+            return 0
+        return len(text.encode()) // self._token_bytes_max
+
+    async def encode(self, text: str, *, add_special: bool) -> list[int]:
+        """Return the ids of `text`; with `add_special` also those the model wants around it."""
+        if len(text) <= LONG_CHARS:
+            return self._backend.encode(text, add_special_tokens=add_special).ids
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._thread, self._encode_long, text, add_special)
+
+    def _encode_long(self, text: str, add_special: bool) -> list[int]:
+        # The batch call lets go of the GIL while it works; encoding one text does not.
+        (encoding,) = self._backend.encode_batch_fast([text], add_special_tokens=add_special)
+        return encoding.ids
+
+    def decode(self, ids: list[int]) -> str:
+        """Return the text of `ids`, special tokens shown."""
+        return self._backend.decode(ids, skip_special_tokens=False)
+
+    def close(self) -> None:
+        """Let the thread go."""
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+
+def build_tokenizer(metadata: TokenizerMetadata) -> Tokenizer:
+    """Return the model's tokenizer, or raise SpecError naming what cannot be used."""
+    if metadata.kind == "gguf":
+        return Tokenizer(_from_gguf(metadata))
+    file = Path(metadata.folder or "") / "tokenizer.json"
+    if not file.is_file():
+        raise SpecError(f"{file}: no such file; the server needs the tokenizer in this form")
+    try:
+        return Tokenizer(Backend.from_file(str(file)))
+    except Exception as error:  # the library raises nothing more precise
+        raise SpecError(f"{file}: cannot be used: {error}") from error
+
+
+def _from_gguf(metadata: TokenizerMetadata) -> Backend:
+    if metadata.model != "gpt2":
+        raise SpecError(
+            f"tokenizer.ggml.model is {metadata.model!r}; only byte-level BPE (gpt2) is supported"
+        )
+    merges = [tuple(merge.split(" ")) for merge in metadata.merges]
+    try:
+        model = models.BPE(
+            vocab={token: id for id, token in enumerate(metadata.tokens)},
+            merges=[(left, right) for left, right in merges],
+            ignore_merges=metadata.pre in LLAMA3_NAMES,
+        )
+    except Exception as error:  # the library raises nothing more precise
+        raise SpecError(f"tokenizer.ggml.merges cannot be used: {error}") from error
+    backend = Backend(model)
+    whole = [
+        AddedToken(token, special=kind != USER_DEFINED, normalized=False)
+        for token, kind in zip(metadata.tokens, metadata.token_types, strict=True)
+        if kind in (UNKNOWN, CONTROL, USER_DEFINED)
+    ]
+    backend.add_special_tokens([token for token in whole if token.special])
+    backend.add_tokens([token for token in whole if not token.special])
+    backend.pre_tokenizer = _pre_tokenizer(metadata.pre)
+    backend.decoder = decoders.ByteLevel()
+    if metadata.add_bos and metadata.bos_token is not None:
+        bos = metadata.bos_token
+        backend.post_processor = processors.TemplateProcessing(
+            single=f"{bos} $A",
+            special_tokens=[(bos, metadata.tokens.index(bos))],
+        )
+    return backend
+
+
+def _pre_tokenizer(name: str) -> pre_tokenizers.PreTokenizer:
+    """Return how a GGUF's `tokenizer.ggml.pre` splits text before merging (llama.cpp's names)."""
+    if name in GPT2_NAMES:
+        return pre_tokenizers.ByteLevel(add_prefix_space=False)
+    if name in DIGIT_NAMES:
+        digits = pre_tokenizers.Digits(individual_digits=True)
+        byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        return pre_tokenizers.Sequence([digits, byte_level])
+    if name in LLAMA3_NAMES:
+        words = pre_tokenizers.Split(Regex(LLAMA3_WORDS), behavior="isolated")
+        byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+        return pre_tokenizers.Sequence([words, byte_level])
+    known = ", ".join(sorted(GPT2_NAMES | DIGIT_NAMES | LLAMA3_NAMES))
+    raise SpecError(f"tokenizer.ggml.pre is {name!r}; supported are {known}")
+
+
+def byte_of_char() -> dict[str, int]:
+    """Return the byte that each character of a byte-level vocabulary stands for (GPT-2's map)."""
+    shown = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    hidden = [byte for byte in range(256) if byte not in shown]
+    table = {chr(byte): byte for byte in shown}
+    table |= {chr(256 + index): byte for index, byte in enumerate(hidden)}
+    return table
+
+
+def _byte_table(backend: Backend, special: frozenset[int]) -> list[bytes] | None:
+    """Return the raw bytes of each id, none for special tokens; None when not byte-level."""
+    if not isinstance(backend.decoder, decoders.ByteLevel):
+        return None
+    tokens = {id: token for token, id in backend.get_vocab(with_added_tokens=True).items()}
+    tokens |= {id: added.content for id, added in backend.get_added_tokens_decoder().items()}
+    bytes_of = byte_of_char()
+    table = [b""] * (max(tokens, default=-1) + 1)
+    for id, token in tokens.items():
+        if id not in special:
+            try:
+                table[id] = bytes(map(bytes_of.__getitem__, token))
+            except KeyError:
+                table[id] = token.encode()  # an added token that is not spelled in bytes
+    return table
+
+
+def _token_bytes_max(backend: Backend, table: list[bytes] | None) -> int | None:
+    """Return the most bytes of text one token can stand for; None where there is no such bound."""
+    added = backend.get_added_tokens_decoder().values()
+    if table is None or backend.normalizer is not None:
+        return None
+    if any(token.lstrip or token.rstrip for token in added):
+        return None  # such a token swallows any amount of blanks beside it
+    if {part for part in table if len(part) == 1} != {bytes([byte]) for byte in range(256)}:
+        return None  # a byte without a token is dropped
+    longest = max((len(token.content.encode()) for token in added), default=1)
+    return max(longest, *map(len, table))
