@@ -1,11 +1,12 @@
 # Iterscope's commands; `make help` lists them. `make run` and `make test` each work alone on a fresh
-# clone, twice in a row, from any folder and without root (apt packages that tests need aside).
+# clone, twice in a row, from any folder and without root (the Debian packages of tests aside).
 # Paths are relative and programs run as `python -m`, so that a space in the folder's name is harmless.
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 MAKEFLAGS += --no-print-directory
+.NOTPARALLEL:
 
 PYTHON ?= python3
 ARGS ?=
@@ -66,12 +67,12 @@ $(VENV):
 		else "$(PYTHON)" -m venv --clear .venv; fi
 	@rm -f .venv/stamp-*; touch $@
 
-$(INSTALLED): | $(VENV)
+$(INSTALLED): $(VENV)
 	@echo "== Installing Iterscope and what it runs on (once; about a minute and 1.3 GB on a CPU machine)"
 	@$(PIP) install -e . -c constraints.txt
 	@rm -f .venv/stamp-run-* .venv/stamp-test-*; touch $@
 
-$(INSTALLED_TEST): | $(VENV)
+$(INSTALLED_TEST): $(VENV)
 	@echo "== Installing Iterscope with what its tests need (once; about a minute and 1.5 GB on a CPU machine)"
 	@$(PIP) install -e '.[test]' -c constraints.txt
 	@rm -f .venv/stamp-run-* .venv/stamp-test-*; touch "$(INSTALLED)" $@
