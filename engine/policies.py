@@ -7,6 +7,7 @@ a policy touches this file and one golden timeline. Never changes a request, a p
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Literal
 
 from engine.plan import Plan, StepOutput
@@ -24,9 +25,8 @@ class View:
     tokens_left: int
 
 
-def arrival(request: Request) -> tuple[int, int]:
-    """Order by arrival; equal instants by number, which grows with it."""
-    return (request.life.arrived, request.submit.request)
+by_arrival = attrgetter("arrival")
+"""Order by arrival; equal instants by number, which grows with it."""
 
 
 class Policy:
@@ -38,7 +38,7 @@ class Policy:
 
     def rank(self, request: Request) -> tuple[int, ...]:
         """Place in line, constant while the request waits; lower goes first."""
-        return arrival(request)
+        return request.arrival
 
     def group(self, request: Request) -> str:
         """Name of the line it stands in."""
@@ -47,11 +47,11 @@ class Policy:
 
     def running_order(self, running: list[Request]) -> list[Request]:
         """Return who is given tokens first."""
-        return sorted(running, key=arrival)
+        return sorted(running, key=by_arrival)
 
     def victim(self, unplaced: Sequence[Request]) -> Request:
         """Return who loses its blocks when they lack: of those not placed yet, latest arrived."""
-        return max(unplaced, key=arrival)
+        return max(unplaced, key=by_arrival)
 
     def preempts(self, candidate: Request, running: Sequence[Request]) -> Request | None:
         """Return the running request that makes room for a waiting one, or None."""
@@ -93,12 +93,15 @@ class DecodeFirst(Policy):
     name = "decode_first"
 
     def running_order(self, running: list[Request]) -> list[Request]:
-        """Return decodes by arrival, then chunks by arrival."""
-        ordered = sorted(running, key=arrival)
-        decodes = [request for request in ordered if request.is_decoding]
-        if len(decodes) == len(ordered):
-            return ordered
-        return decodes + [request for request in ordered if not request.is_decoding]
+        """Return decodes (one token left to compute) by arrival, then chunks by arrival."""
+        ordered = sorted(running, key=by_arrival)
+        decodes: list[Request] = []
+        chunks: list[Request] = []
+        for request in ordered:
+            known = len(request.tokens) + request.placeholders
+            left = known - request.computed - request.in_flight
+            (chunks if left > 1 else decodes).append(request)
+        return decodes + chunks
 
 
 POLICIES: dict[str, type[Policy]] = {policy.name: policy for policy in (DecodeFirst, Fcfs)}

@@ -5,7 +5,6 @@ read. No phases: what a step may compute is known - computed - in flight, whatev
 Never holds text, tensors or anything of another sequence.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -45,10 +44,9 @@ class Life:
 class Counts:
     """Tokens and events of one sequence, summed over its life.
 
-    At every step: scheduled = computed - cached + lost + dropped.
+    At every step: tokens scheduled so far = computed + in flight - cached + lost + dropped.
     """
 
-    scheduled: int = 0
     cached: int = 0
     cached_first: int = 0
     lost: int = 0
@@ -64,11 +62,16 @@ class Request:
     A planned sample is a placeholder until its step commits; `placeholders` counts them, so
     known = len(tokens) + placeholders. `computed` tokens have their keys and values in `blocks`;
     `in_flight` more are planned and not committed. `highest` is the most ever computed: positions
-    below it are recompute. `flights` counts uncommitted rows, those of lost epochs included.
+    below it are recompute. `flights` counts uncommitted rows, those of lost epochs included;
+    `stop_ids` end it when sampled; `arrival` orders it among all others.
     """
 
     submit: Submit
     life: Life
+    number: int
+    arrival: tuple[int, int]
+    sampling: SamplingParams
+    stop_ids: frozenset[int] = frozenset()
     rank: tuple[int, ...] = ()
     group: str = ""
     state: State = "waiting"
@@ -89,25 +92,21 @@ class Request:
     undelivered: int = 0
 
     @classmethod
-    def create(cls, submit: Submit, arrived_at_ns: int) -> "Request":
+    def create(cls, submit: Submit, arrived_at_ns: int, eos_ids: frozenset[int]) -> "Request":
         """Return a waiting sequence for a submission."""
+        sampling = submit.sampling
+        stop_ids = frozenset(sampling.stop_token_ids)
         return cls(
             submit=submit,
             life=Life(received=submit.received_at_ns, arrived=arrived_at_ns),
+            number=submit.request,
+            arrival=(arrived_at_ns, submit.request),
+            sampling=sampling,
+            stop_ids=stop_ids if sampling.ignore_eos else stop_ids | eos_ids,
             tokens=list(submit.prompt),
             prompt_tokens=len(submit.prompt),
             computed_max=len(submit.prompt) + submit.max_tokens - 1,
         )
-
-    @property
-    def number(self) -> int:
-        """The sequence's integer, its name in every record's lists."""
-        return self.submit.request
-
-    @property
-    def sampling(self) -> SamplingParams:
-        """How its tokens are chosen."""
-        return self.submit.sampling
 
     @property
     def known(self) -> int:
@@ -127,30 +126,18 @@ class Request:
         """Tokens sampled and kept."""
         return len(self.tokens) - self.prompt_tokens
 
-    @property
-    def is_decoding(self) -> bool:
-        """Whether only its newest token is left to compute."""
-        planned = self.computed + self.in_flight
-        return planned >= self.prompt_tokens and self.known - planned <= 1
-
     def move(self, state: State) -> None:
         """Change state; an illegal move is our mistake."""
         assert state in MOVES[self.state], f"{self.number}: {self.state} -> {state}"
         self.state = state
 
-    def token_ids(self, start: int, count: int) -> Iterator[int]:
-        """Yield the ids at positions start..start+count, placeholders as PLACEHOLDER."""
-        known = self.tokens[start : start + count]
-        yield from known
-        for _ in range(count - len(known)):
-            yield PLACEHOLDER
+    def token_ids(self, start: int, count: int) -> list[int]:
+        """Return the ids at positions start..start+count, placeholders as PLACEHOLDER."""
+        ids = self.tokens[start : start + count]
+        return ids + [PLACEHOLDER] * (count - len(ids))
 
     def check(self) -> None:
-        """Assert the conservation laws of one sequence."""
-        counts = self.counts
-        computed = self.computed
-        scheduled = counts.scheduled - self.in_flight
-        assert scheduled == computed - counts.cached + counts.lost + counts.dropped, self
+        """Assert what must hold of one sequence after every step."""
         assert 0 <= self.computed <= self.highest <= self.known, self
         assert min(self.in_flight, self.flights, self.placeholders, self.undelivered) >= 0, self
         assert self.output_tokens <= self.submit.max_tokens, self

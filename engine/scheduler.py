@@ -45,7 +45,7 @@ class Scheduler:
     def add(self, submit: Submit, now_ns: int) -> Request:
         """Put a submission in line; one that can never run ends at once with an error."""
         assert submit.request not in self.requests, f"{submit.request} is already here"
-        request = Request.create(submit, now_ns)
+        request = Request.create(submit, now_ns, self._eos_ids)
         request.rank = self.policy.rank(request)
         request.group = self.policy.group(request)
         self.requests[request.number] = request
@@ -75,25 +75,33 @@ class Scheduler:
         """Reserve a step: running sequences first, then those in line while they fit."""
         self.steps += 1
         plan = Plan(step=self.steps, token_budget=self._budget)
-        left = self._place_running(plan)
-        self._admit_waiting(plan, left, now_ns)
+        rows: list[Request] = []
+        left = self._place_running(plan, rows)
+        self._admit_waiting(plan, rows, left, now_ns)
+        self._seal(plan, rows)
         plan.kv_blocks_peak = self.pool.used
         return plan
 
-    def _place_running(self, plan: Plan) -> int:
+    def _place_running(self, plan: Plan, rows: list[Request]) -> int:
         """Give running sequences their tokens in the policy's order; return the budget left."""
         left = self._budget
+        block_tokens = self.pool.block_tokens
         order = self.policy.running_order(self.running)
         for index, request in enumerate(order):
-            pending = request.pending
+            start = request.computed + request.in_flight
+            pending = min(len(request.tokens) + request.placeholders, request.computed_max) - start
             if request.state != "running" or pending <= 0:
                 continue
             count = min(pending, left)
             if count == 0:
                 plan.passed_over.append(request.number)
                 plan.passed_over_reasons.append("budget")
-            elif self._grow(plan, order, index, count):
-                self._place(plan, request, count)
+            elif start + count <= len(request.blocks) * block_tokens or self._grow(
+                plan, order, index, count
+            ):
+                rows.append(request)
+                plan.start_positions.append(start)
+                plan.token_counts.append(count)
                 left -= count
         return left
 
@@ -102,8 +110,6 @@ class Scheduler:
         request = order[index]
         end = request.computed + request.in_flight + count
         lacking = self.pool.blocks_for(end) - len(request.blocks)
-        if lacking <= 0:
-            return True
         while (blocks := self.pool.allocate(lacking)) is None:
             plan.allocation_failures += 1
             unplaced = [other for other in order[index:] if other.state == "running"]
@@ -114,7 +120,7 @@ class Scheduler:
         request.blocks.extend(blocks)
         return True
 
-    def _admit_waiting(self, plan: Plan, left: int, now_ns: int) -> None:
+    def _admit_waiting(self, plan: Plan, rows: list[Request], left: int, now_ns: int) -> None:
         """Admit in rank order until a check refuses; the plan says which, and whom."""
         while True:
             request = self.waiting.head()
@@ -134,7 +140,9 @@ class Scheduler:
             plan.admitted.append(request.number)
             plan.admitted_cached_tokens.append(0)
             count = min(request.pending, left)
-            self._place(plan, request, count)
+            rows.append(request)
+            plan.start_positions.append(request.computed)
+            plan.token_counts.append(count)
             left -= count
             request.life.first_scheduled = request.life.first_scheduled or now_ns
 
@@ -161,35 +169,34 @@ class Scheduler:
         keep = self._watermark if self.running else 0
         return self.pool.blocks_for(request.known + 1) <= self.pool.available - keep
 
-    def _place(self, plan: Plan, request: Request, count: int) -> None:
-        """Write one row, classify its tokens by position, and take them in flight."""
-        start = request.computed + request.in_flight
-        end = start + count
-        known = request.known
-        samples = end == known
-        plan.requests.append(request.number)
-        plan.epochs.append(request.epoch)
-        plan.start_positions.append(start)
-        plan.token_counts.append(count)
-        if count == 1 and start < len(request.tokens):
-            plan.token_ids.append(request.tokens[start])
-        else:
-            plan.token_ids.extend(request.token_ids(start, count))
-        plan.block_tables.append(request.blocks)
-        plan.kv_block_counts.append(len(request.blocks))
-        plan.samples.append(samples)
-        plan.sampling.append(request.submit.sampling)
-        plan.output_indices.append(known - request.prompt_tokens)
-        decode_from = max(request.prompt_tokens, request.highest)
-        decodes = end - max(start, decode_from) if end > decode_from else 0
-        plan.decode_tokens += decodes
-        plan.prefill_tokens += count - decodes
-        request.in_flight += count
-        request.flights += 1
-        request.counts.scheduled += count
-        request.counts.iterations += 1
-        if samples:
-            request.placeholders += 1
+    def _seal(self, plan: Plan, rows: list[Request]) -> None:
+        """Fill the columns of the placed rows, and take their tokens in flight."""
+        plan.requests = [request.number for request in rows]
+        plan.epochs = [request.epoch for request in rows]
+        plan.block_tables = [request.blocks for request in rows]
+        plan.kv_block_counts = [len(request.blocks) for request in rows]
+        plan.sampling = [request.sampling for request in rows]
+        token_ids = plan.token_ids
+        for request, start, count in zip(
+            rows, plan.start_positions, plan.token_counts, strict=True
+        ):
+            end, tokens = start + count, request.tokens
+            known = len(tokens) + request.placeholders
+            plan.output_indices.append(known - request.prompt_tokens)
+            plan.samples.append(end == known)
+            if count == 1 and start < len(tokens):
+                token_ids.append(tokens[start])
+            else:
+                token_ids.extend(request.token_ids(start, count))
+            # By position: below the highest computed is recompute, below the prompt's end
+            # prefill, else decode; one row may hold more than one kind.
+            decode_from = max(start, request.prompt_tokens, request.highest)
+            plan.decode_tokens += max(0, end - decode_from)
+            request.in_flight += count
+            request.flights += 1
+            request.counts.iterations += 1
+            request.placeholders += end == known
+        plan.prefill_tokens = len(token_ids) - plan.decode_tokens
 
     def _preempt(
         self, plan: Plan, victim: Request, cause: PreemptionCause, *, beneficiary: Request
@@ -212,16 +219,27 @@ class Scheduler:
 
     def commit(self, plan: Plan, output: StepOutput, now_ns: int) -> None:
         """Advance every row, keep its token, and end what is done."""
+        requests, errors = self.requests, output.errors
         sampled = iter(output.tokens)
-        for row, number in enumerate(plan.requests):
-            token = next(sampled) if plan.samples[row] else None
-            request = self.requests[number]
-            self._advance(request, plan, row, now_ns)
-            if number in output.errors:
-                self._fail(request, output.errors[number], now_ns)
-            elif token is not None:
+        for number, epoch, count, samples in zip(
+            plan.requests, plan.epochs, plan.token_counts, plan.samples, strict=True
+        ):
+            request = requests[number]
+            request.flights -= 1
+            # A row of a sequence that was preempted or ended since does not count as computed.
+            if request.epoch == epoch and request.state == "running":
+                request.in_flight -= count
+                request.computed += count
+                self.kv_tokens += count
+                if request.computed > request.highest:
+                    self._rise(request, now_ns)
+            token = next(sampled) if samples else None
+            if errors and number in errors:
+                self._fail(request, errors[number], now_ns)
+            elif token is not None and request.state != "finished":
                 self._append(request, token, now_ns)
-            self._retire(request)
+            if request.state == "finished":
+                self._retire(request)
         self.policy.charge(plan, output)
 
     def roll_back(self, plan: Plan, error: str, now_ns: int) -> None:
@@ -242,35 +260,21 @@ class Scheduler:
         ended, self._ended = self._ended, []
         return ended
 
-    def _advance(self, request: Request, plan: Plan, row: int, now_ns: int) -> None:
-        """Count a row's tokens as computed, unless its sequence was preempted or ended since."""
-        request.flights -= 1
-        if request.epoch != plan.epochs[row] or request.state != "running":
-            return
-        count = plan.token_counts[row]
-        request.in_flight -= count
-        request.computed += count
-        self.kv_tokens += count
-        if request.computed > request.highest:
-            request.highest = request.computed
-            if request.computed >= request.prompt_tokens and not request.life.prefill_finished:
-                request.life.prefill_finished = now_ns
+    def _rise(self, request: Request, now_ns: int) -> None:
+        """Note positions computed for the first time, and the end of the prompt among them."""
+        request.highest = request.computed
+        if request.computed >= request.prompt_tokens and request.life.prefill_finished is None:
+            request.life.prefill_finished = now_ns
 
     def _append(self, request: Request, token: int, now_ns: int) -> None:
-        """Keep a sampled token, unless its sequence has ended; end it where the token says so."""
-        if request.state == "finished":
-            return
+        """Keep a sampled token; end its sequence where the token or its number says so."""
         request.placeholders -= 1
         request.tokens.append(token)
         if request.life.first_token is None:
             request.life.first_token = now_ns
-        sampling = request.submit.sampling
-        stops = token in sampling.stop_token_ids or (
-            token in self._eos_ids and not sampling.ignore_eos
-        )
-        if stops:
+        if token in request.stop_ids:
             self._end(request, "stop", now_ns)
-        elif request.output_tokens == request.submit.max_tokens:
+        elif len(request.tokens) > request.computed_max:
             self._end(request, "length", now_ns)
         self._deltas.append(Delta(request.number, [token], request.finish))
 
