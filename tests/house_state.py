@@ -23,7 +23,10 @@ MUTATORS = frozenset(
     {"append", "appendleft", "add", "clear", "discard", "extend", "insert", "pop", "popitem"}
     | {"popleft", "remove", "reverse", "setdefault", "sort", "update"}
 )
-QUIET_CALLS = frozenset({"TypeVar", "ParamSpec", "NewType", "namedtuple", "getLogger"})
+QUIET_CALLS = frozenset(
+    {"TypeVar", "ParamSpec", "NewType", "namedtuple", "getLogger"}
+    | {"attrgetter", "itemgetter", "methodcaller", "partial"}
+)
 CONTAINERS = (ast.List, ast.Dict, ast.Set, ast.ListComp, ast.DictComp, ast.SetComp)
 TABLE_NAME = re.compile(r"_?[A-Z][A-Z0-9_]+")
 
