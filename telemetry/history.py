@@ -1,0 +1,201 @@
+"""The history: one writer thread that moves records from the bus into DuckDB, four times a second.
+
+Owns the thread, its reader of the bus, and the answer to "is history kept, and if not, why". The
+server makes one; `POST /telemetry/sql` asks its `queries`. Must never make serving wait or fail:
+whatever happens to the disk, the writer stops, says so loudly, and everything else goes on.
+"""
+
+import logging
+import os
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import duckdb
+
+from telemetry import database
+from telemetry.bus import Bus, Reader
+from telemetry.config import TelemetryConfig
+from telemetry.database import HistoryLocked, HistoryUnavailable, ServerFile
+from telemetry.queries import QueryRunner, QueryUnavailable
+from telemetry.store import Store
+
+PERIOD_S = 0.25
+COMMIT_RECORDS_MAX = 4096
+LOCK_PATIENCE_S = 5.0
+OFF = "history is off"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HistoryStatus:
+    """Whether records are kept. `lost` counts those of this run that are not and will not be."""
+
+    kept: bool
+    degraded: bool
+    reason: str | None
+    folder: str | None
+    records: int
+    lost: int
+    bytes: int
+
+
+class History:
+    """The writer thread, and the way to query what it wrote. Without a folder it keeps nothing."""
+
+    def __init__(self, *, bus: Bus, config: TelemetryConfig) -> None:
+        self._bus = bus
+        self._bytes_max = config.history_bytes_max
+        self._folder = Path(config.history).expanduser() if config.history else None
+        self._log = logging.getLogger("iterscope.history")
+        self._reader: Reader | None = None
+        self._store: Store | None = None
+        self._thread: threading.Thread | None = None
+        self._reason: str | None = None if self._folder else OFF
+        self._url: str | None = None
+        self._announced: str | None = None
+        self._stored_seq = 0
+        self._stopping = False
+        self._wake = threading.Event()
+        self._news = threading.Condition()
+        self.queries = QueryRunner(
+            self._cursor, rows_max=config.sql_rows_max, deadline_s=config.sql_deadline_s
+        )
+
+    # ---- for the server
+
+    def start(self) -> None:
+        """Begin to keep records, from the run's first; returns at once."""
+        if self._folder is None:
+            return
+        self._reader = self._bus.reader(0, label="history")
+        self._thread = threading.Thread(
+            target=self._live, args=(self._folder, self._reader), name="history", daemon=True
+        )
+        self._thread.start()
+
+    def announce(self, url: str) -> None:
+        """Say in the folder that this server, at `url`, holds it, as soon as it does."""
+        self._url = url
+        self._wake.set()
+
+    def flush(self, timeout_s: float = 1.0) -> bool:
+        """Wait until all that is published now can be queried; False when it is not in time.
+
+        Blocks: not for the event loop.
+        """
+        target = self._bus.head
+        self._wake.set()
+        with self._news:
+            self._news.wait_for(
+                lambda: self._stored_seq >= target or self._reason is not None, timeout_s
+            )
+        return self._stored_seq >= target
+
+    def status(self) -> HistoryStatus:
+        """Return the state for /health, metrics and logs; from any thread, without waiting."""
+        reader, store, folder, reason = self._reader, self._store, self._folder, self._reason
+        lost = store.lost if store else 0
+        if reader is not None:
+            lost += reader.lost_total + (reader.behind if reason else 0)
+        return HistoryStatus(
+            kept=store is not None and reason is None,
+            degraded=folder is not None and reason is not None,
+            reason=reason,
+            folder=str(folder) if folder else None,
+            records=store.records if store else 0,
+            lost=lost,
+            bytes=database.size_bytes(folder) if folder else 0,
+        )
+
+    def close(self, deadline_s: float = 5.0) -> bool:
+        """Store what is published, checkpoint, let go of the folder; False when out of time."""
+        if self._thread is None:
+            return True
+        self._stopping = True
+        self._wake.set()
+        self._thread.join(deadline_s)
+        in_time = not self._thread.is_alive()
+        if not in_time:
+            self._log.error("history was not closed within %g s", deadline_s)
+        return in_time
+
+    def _cursor(self) -> duckdb.DuckDBPyConnection:
+        store = self._store
+        if store is None:
+            raise QueryUnavailable(self._reason or "history is not open yet")
+        return store.cursor()
+
+    # ---- the writer thread
+
+    def _live(self, folder: Path, reader: Reader) -> None:
+        try:
+            self._store = store = self._open(folder)
+            while not self._turn(folder, reader, store):
+                self._wake.wait(PERIOD_S)
+        except HistoryUnavailable as error:
+            self._degrade(str(error))
+        except Exception as error:  # noqa: BLE001 - the top of a thread: serving must go on
+            self._degrade(f"a fault of its own: {error!r}", trace=True)
+        while not self._stopping:  # what is stored can still be queried
+            self._wake.wait()
+            self._wake.clear()
+        self._let_go(folder, reader)
+
+    def _open(self, folder: Path) -> Store:
+        patience = time.monotonic() + LOCK_PATIENCE_S
+        while True:
+            try:
+                store = Store(folder, self._bus.run_id, self._log)
+            except HistoryLocked:
+                # A reader such as `iterscope sql` holds the file for a moment only.
+                if self._stopping or time.monotonic() > patience:
+                    raise
+                self._wake.wait(PERIOD_S)
+                self._wake.clear()
+            else:
+                self._log.info("history in %s", folder)
+                return store
+
+    def _turn(self, folder: Path, reader: Reader, store: Store) -> bool:
+        """Store what was published; True when this was the last turn."""
+        self._wake.clear()
+        stopping = self._stopping
+        self._announce(folder)
+        head = self._bus.head
+        while reader.seq < head:
+            store.append(reader.take(COMMIT_RECORDS_MAX))
+            with self._news:
+                self._stored_seq = reader.seq
+                self._news.notify_all()
+        if database.size_bytes(folder) > self._bytes_max:
+            raise HistoryUnavailable(f"it has reached its limit of {self._bytes_max} bytes")
+        return stopping
+
+    def _announce(self, folder: Path) -> None:
+        url = self._url
+        if url is None or url == self._announced:
+            return
+        server = ServerFile(url=url, pid=os.getpid(), run_id=self._bus.run_id)
+        try:
+            database.write_server_file(folder, server)
+        except OSError as error:
+            self._log.error("history could not name its server: %s", error.strerror)
+        self._announced = url
+
+    def _degrade(self, reason: str, *, trace: bool = False) -> None:
+        self._log.error("no history is kept from here on: %s", reason, exc_info=trace)
+        with self._news:
+            self._reason = reason
+            self._news.notify_all()
+
+    def _let_go(self, folder: Path, reader: Reader) -> None:
+        reader.close()
+        store, self._store = self._store, None
+        if store is None:
+            return
+        try:
+            database.remove_server_file(folder)
+            store.close()
+        except (duckdb.Error, OSError) as error:
+            self._log.error("history was not closed cleanly: %s", error)
