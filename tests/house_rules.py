@@ -99,20 +99,20 @@ def long_functions(path: str, source: str) -> Iterator[str]:
 def missing_opening(path: str, source: str) -> Iterator[str]:
     """Find a Python module whose docstring is absent or not of 3 to 8 lines of text."""
     text = ast.get_docstring(ast.parse(source)) or ""
-    yield from _opening_of(path, [line for line in text.splitlines() if line.strip()])
+    yield from _opening_of(path, 3, [line for line in text.splitlines() if line.strip()])
 
 
 def missing_opening_javascript(path: str, source: str) -> Iterator[str]:
-    """Find a JavaScript module that does not open with a comment of 3 to 8 lines."""
+    """Find a JavaScript module that does not open with a comment of 2 to 8 lines."""
     found = re.match(r"\s*(/\*.*?\*/|(?:[ \t]*//[^\n]*\n)+)", source, re.DOTALL)
     text = found.group(1) if found else ""
     lines = [line.strip(" \t/*") for line in text.splitlines()]
-    yield from _opening_of(path, [line for line in lines if line])
+    yield from _opening_of(path, 2, [line for line in lines if line])
 
 
-def _opening_of(path: str, lines: list[str]) -> Iterator[str]:
-    if not 3 <= len(lines) <= 8:
-        yield f"{path}:1: opens with {len(lines)} lines on what it owns, who calls it; 3 to 8"
+def _opening_of(path: str, least: int, lines: list[str]) -> Iterator[str]:
+    if not least <= len(lines) <= 8:
+        yield f"{path}:1: {len(lines)} lines on what it owns and who calls it, not {least} to 8"
 
 
 def matches(path: str, source: str, pattern: re.Pattern[str], problem: str) -> Iterator[str]:
