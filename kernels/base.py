@@ -1,17 +1,28 @@
 """The kernel seam: what every attention backend and every set of fused ops must offer.
 
-Owns the protocols, the packed description of a step that attention reads, and the refusal type.
-engine/model.py calls through this and nothing else; a backend alone knows its cache's layout.
-Knows no engine, no scheduler: sequences are rows.
+Owns the protocols, the packed description of a step, the weights as kernels see them, and the
+refusal type. engine/model.py calls through this and nothing else; a backend alone knows its
+cache's layout, a set of ops alone its packed weights. Knows no engine, no scheduler: sequences
+are rows.
 """
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 
 Cache = object
 """Keys and values of all layers, laid out as its backend likes; nobody else looks inside."""
+
+Prepared = object
+"""What a backend worked out from a step's batch, once for all layers."""
+
+PackedWeight = object
+"""A weight matrix as its set of ops likes it; nobody else looks inside."""
+
+
+class BackendError(Exception):
+    """A backend asked for by name cannot serve: one line that says why."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +53,77 @@ class AttentionBatch:
     context_lengths_host: list[int]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepBatch:
+    """A step as the model sees it: T tokens in a pack, S of them wanted as logits."""
+
+    input_ids: torch.Tensor  # [T] int64
+    positions: torch.Tensor  # [T] int64
+    sample_tokens: torch.Tensor  # [S] int64, indices into the pack, ascending
+    attention: AttentionBatch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerWeights:
+    """One layer. qkv and gate_up are fused by rows, in the order of their names."""
+
+    input_norm: torch.Tensor  # [hidden]
+    qkv: PackedWeight  # [(heads + 2 x kv_heads) x head_dim, hidden]
+    output: PackedWeight  # [hidden, heads x head_dim]
+    post_norm: torch.Tensor  # [hidden]
+    gate_up: PackedWeight  # [2 x intermediate, hidden]
+    down: PackedWeight  # [hidden, intermediate]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecoderWeights:
+    """A llama-type decoder. Query and key rows are ordered so that rope's pairs are adjacent."""
+
+    shape: AttentionShape
+    norm_eps: float
+    embedding: torch.Tensor  # [vocabulary, hidden]
+    layers: tuple[LayerWeights, ...]
+    final_norm: torch.Tensor  # [hidden]
+    head: PackedWeight  # [vocabulary, hidden]
+    rotations: torch.Tensor  # [positions, head_dim / 2, 2] float32: cosine, sine
+
+
+class Ops(Protocol):
+    """Everything of a decoder but attention. Any op may reuse its inputs' memory, weights not."""
+
+    name: str
+
+    def supports(self, device: str, dtype: torch.dtype) -> str | None:
+        """Return None, or one line that says why these ops cannot serve."""
+        ...
+
+    def pack(self, weight: torch.Tensor) -> PackedWeight:
+        """Return a weight [out, in] in the form that `linear` reads."""
+        ...
+
+    def linear(self, x: torch.Tensor, weight: PackedWeight) -> torch.Tensor:
+        """Return x [T, in] times the transposed weight: [T, out]."""
+        ...
+
+    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        """Return x [T, hidden] over its root mean square, times weight."""
+        ...
+
+    def add_rms_norm(
+        self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the norm of x + residual, and x + residual."""
+        ...
+
+    def rope(self, x: torch.Tensor, rotations: torch.Tensor) -> torch.Tensor:
+        """Return x [T, heads, head_dim] with pair i of a head turned by rotations [T, i]."""
+        ...
+
+    def silu_multiply(self, gate_up: torch.Tensor) -> torch.Tensor:
+        """Return silu(gate) x up [T, intermediate] of gate_up [T, 2 x intermediate]."""
+        ...
+
+
 class AttentionBackend(Protocol):
     """Paged attention over blocks of block_tokens tokens; block 0 is never a sequence's."""
 
@@ -64,6 +146,17 @@ class AttentionBackend(Protocol):
         """Return a zeroed cache of `blocks` blocks, block 0 included."""
         ...
 
+    def clear_blocks(self, cache: Cache, blocks: list[int]) -> None:
+        """Zero these blocks, whose values are not finite: a next owner must not meet them.
+
+        A backend that reads whole blocks multiplies what it masks by 0, and 0 x NaN is NaN.
+        """
+        ...
+
+    def prepare(self, batch: AttentionBatch, cache: Cache) -> Prepared:
+        """Work out, once a step, what `attend` needs in every layer (masks, indices)."""
+        ...
+
     def attend(
         self,
         layer: int,
@@ -71,10 +164,19 @@ class AttentionBackend(Protocol):
         k: torch.Tensor,
         v: torch.Tensor,
         cache: Cache,
-        batch: AttentionBatch,
+        prepared: Prepared,
     ) -> torch.Tensor:
         """Write k, v into the cache, then attend with q.
 
         q is [T, heads, head_dim], k and v [T, kv_heads, head_dim]; returns q's shape.
         """
+        ...
+
+
+@runtime_checkable
+class StepBackend(Protocol):
+    """The optional hook of a backend that runs a whole step itself, all layers and the head."""
+
+    def step(self, weights: DecoderWeights, batch: StepBatch, cache: Cache) -> torch.Tensor:
+        """Return the logits [S, vocabulary] of the tokens in batch.sample_tokens."""
         ...
