@@ -249,7 +249,11 @@ class Generations:
 
     def find(self, request_id: str) -> Generation | None:
         """Return the generation of this id, or the one that a sequence of this id belongs to."""
-        return self._live.get(request_id) or self._live.get(request_id.rpartition("-")[0])
+        found = self._live.get(request_id) or self._live.get(request_id.rpartition("-")[0])
+        if found is None or request_id == found.id:
+            return found
+        known = {choice.sequence.request_id for choice in found.choices}
+        return found if request_id in known else None
 
     def live(self) -> list[Generation]:
         """Return the generations in flight, oldest first."""

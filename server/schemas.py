@@ -6,6 +6,7 @@ that would change the answer and is not built is refused. Must raise nothing but
 """
 
 import re
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
@@ -23,14 +24,14 @@ Text = Annotated[str, Meta(min_length=1, max_length=STOP_CHARS_MAX)]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
 
 
-class StreamOptions(msgspec.Struct, kw_only=True):
+class StreamOptions(msgspec.Struct, frozen=True, kw_only=True):
     """What a stream carries besides text."""
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
 
 
-class GenerationRequest(msgspec.Struct, kw_only=True):
+class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     """The fields that both endpoints share; None is the default of each."""
 
     model: str | None = None
@@ -66,14 +67,14 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
     include_stop_str_in_output: bool | None = None
 
 
-class Part(msgspec.Struct, kw_only=True):
+class Part(msgspec.Struct, frozen=True, kw_only=True):
     """One part of a message's content; only text is taken."""
 
     type: str
     text: str | None = None
 
 
-class ChatMessage(msgspec.Struct, kw_only=True):
+class ChatMessage(msgspec.Struct, frozen=True, kw_only=True):
     """One turn. `content` may be null where the assistant only called tools."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
@@ -83,7 +84,7 @@ class ChatMessage(msgspec.Struct, kw_only=True):
     tool_call_id: str | None = None
 
 
-class ChatRequest(GenerationRequest, kw_only=True):
+class ChatRequest(GenerationRequest, frozen=True, kw_only=True):
     """POST /v1/chat/completions."""
 
     messages: Annotated[list[ChatMessage], Meta(min_length=1)]
@@ -102,7 +103,7 @@ class ChatRequest(GenerationRequest, kw_only=True):
     continue_final_message: bool | None = None
 
 
-class CompletionRequest(GenerationRequest, kw_only=True):
+class CompletionRequest(GenerationRequest, frozen=True, kw_only=True):
     """POST /v1/completions. `prompt` is decoded by `prompts`: four forms share the field."""
 
     prompt: msgspec.Raw
@@ -111,7 +112,7 @@ class CompletionRequest(GenerationRequest, kw_only=True):
     suffix: str | None = None
 
 
-class TokenizeRequest(msgspec.Struct, kw_only=True):
+class TokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):
     """POST /tokenize: a prompt or a chat."""
 
     prompt: str | None = None
@@ -119,7 +120,7 @@ class TokenizeRequest(msgspec.Struct, kw_only=True):
     add_special_tokens: bool | None = None
 
 
-class DetokenizeRequest(msgspec.Struct, kw_only=True):
+class DetokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):
     """POST /detokenize."""
 
     tokens: list[TokenId]
@@ -234,7 +235,7 @@ def stops(body: GenerationRequest) -> tuple[str, ...]:
     return (body.stop,) if isinstance(body.stop, str) else tuple(body.stop)
 
 
-Prompts = list[str] | list[list[int]]
+Prompts = Sequence[str | list[int]]
 
 
 def prompts(raw: bytes, vocab_size: int) -> Prompts:

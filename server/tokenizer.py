@@ -7,8 +7,10 @@ one thread that lets the event loop run; a text that cannot fit is known by its 
 """
 
 import asyncio
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import TypeVar, TypeVarTuple
 
 from tokenizers import (
     AddedToken,
@@ -22,6 +24,9 @@ from tokenizers import Tokenizer as Backend
 
 from engine.spec import SpecError, TokenizerMetadata
 from server.detokenizer import ByteDetokenizer, Detokenizer, WindowDetokenizer
+
+Args = TypeVarTuple("Args")
+Result = TypeVar("Result")
 
 LONG_CHARS = 64 * 1024
 """Texts above this are encoded off the event loop: about 10 ms of work."""
@@ -50,6 +55,9 @@ class Tokenizer:
         self._special = frozenset(id for id, token in added.items() if token.special)
         self._table = _byte_table(backend, self._special)
         self._token_bytes_max = _token_bytes_max(backend, self._table)
+        single = {part for part in self._table or () if len(part) == 1}
+        # A byte without a token of its own may be dropped: small vocabularies lack the rarest.
+        self._dropped = bytes(byte for byte in range(256) if bytes([byte]) not in single)
 
     def detokenizer(self) -> Detokenizer:
         """Return a fresh decoder for one sequence."""
@@ -61,23 +69,34 @@ class Tokenizer:
         """Return a number of tokens that `text` surely needs; costs nothing worth mentioning."""
         if self._token_bytes_max is None:
             return 0
-        return len(text.encode()) // self._token_bytes_max
+        kept = text.encode().translate(None, self._dropped)
+        return len(kept) // self._token_bytes_max
 
     async def encode(self, text: str, *, add_special: bool) -> list[int]:
         """Return the ids of `text`; with `add_special` also those the model wants around it."""
-        if len(text) <= LONG_CHARS:
+        if not self.is_long(len(text)):
             return self._backend.encode(text, add_special_tokens=add_special).ids
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._thread, self._encode_long, text, add_special)
+        return await self.aside(self._encode_long, text, add_special)
 
     def _encode_long(self, text: str, add_special: bool) -> list[int]:
         # The batch call lets go of the GIL while it works; encoding one text does not.
         (encoding,) = self._backend.encode_batch_fast([text], add_special_tokens=add_special)
         return encoding.ids
 
-    def decode(self, ids: list[int]) -> str:
+    async def decode(self, ids: list[int]) -> str:
         """Return the text of `ids`, special tokens shown."""
-        return self._backend.decode(ids, skip_special_tokens=False)
+        if not self.is_long(len(ids)):
+            return self._backend.decode(ids, skip_special_tokens=False)
+        return await self.aside(self._backend.decode, ids, False)
+
+    def is_long(self, count: int) -> bool:
+        """Tell whether work on so many characters or tokens belongs off the event loop."""
+        return count > LONG_CHARS
+
+    async def aside(self, work: Callable[[*Args], Result], *args: *Args) -> Result:
+        """Return what `work` returns, done on the tokenizer's one thread, in turn."""
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._thread, work, *args)
 
     def close(self) -> None:
         """Let the thread go."""
@@ -179,7 +198,5 @@ def _token_bytes_max(backend: Backend, table: list[bytes] | None) -> int | None:
         return None
     if any(token.lstrip or token.rstrip for token in added):
         return None  # such a token swallows any amount of blanks beside it
-    if {part for part in table if len(part) == 1} != {bytes([byte]) for byte in range(256)}:
-        return None  # a byte without a token is dropped
     longest = max((len(token.content.encode()) for token in added), default=1)
     return max(longest, *map(len, table))

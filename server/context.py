@@ -1,0 +1,53 @@
+"""What a request handler may use: the server's parts, put together once by server/cli.py.
+
+Owns Context and the two look-ups every handler needs. Handlers get it as app.state.context. Frozen:
+parts change inside themselves, each by its own one writer, but never which parts there are.
+"""
+
+from dataclasses import dataclass
+
+from starlette.requests import Request
+
+from engine.spec import ModelSpec
+from server.chat_template import ChatTemplate
+from server.clock import Clock
+from server.config import ServerConfig
+from server.engine_client import EngineClient
+from server.generation import Generations
+from server.tokenizer import Tokenizer
+from telemetry.bus import Bus
+from telemetry.history import History
+from telemetry.metrics import Metrics
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Context:
+    """The parts of one running server.
+
+    `model_names` are the names a client may ask for, the served one first. `template` is None for
+    a model that cannot chat, and `template_fault` then says why.
+    """
+
+    config: ServerConfig
+    clock: Clock
+    bus: Bus
+    history: History
+    metrics: Metrics
+    spec: ModelSpec
+    engine: EngineClient
+    tokenizer: Tokenizer
+    template: ChatTemplate | None
+    template_fault: str
+    generations: Generations
+    model_names: tuple[str, ...]
+
+    @property
+    def model(self) -> str:
+        """Return the served model name."""
+        return self.model_names[0]
+
+
+def context_of(request: Request) -> Context:
+    """Return the server's parts."""
+    context: Context = request.app.state.context
+    return context

@@ -1,0 +1,380 @@
+"""The OpenAI API: chat, completions, models, tokens, and the requests in flight.
+
+Owns the handlers of /v1, /tokenize and /detokenize; server/app.py puts them in its table. A handler
+checks everything that can be refused before the first byte, then hands a Job over. Must never
+queue what cannot run: whatever the engine accepted fits an empty engine.
+"""
+
+import secrets
+import time
+import uuid
+from collections.abc import Sequence
+from typing import TypeVar
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from engine.messages import SamplingParams
+from server.answers import Endpoint, Style
+from server.chat_template import no_template
+from server.context import Context, context_of
+from server.engine_client import EngineDown
+from server.errors import ApiError, engine_down, invalid
+from server.generation import Job
+from server.schemas import (
+    ChatMessage,
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    GenerationRequest,
+    TokenizeRequest,
+    check,
+    decode,
+    max_tokens,
+    prompts,
+    stops,
+    template_messages,
+)
+from server.streaming import GenerationResponse
+from telemetry.records import Rejection, RejectionReason
+from telemetry.records import Run as RunRecord
+
+EXTERNAL_ID_CHARS_MAX = 128
+ALOUD_MESSAGES_MAX = 256
+"""Longer chats are rendered off the event loop: templates cost some 10 us a message."""
+
+Body = TypeVar("Body", bound=msgspec.Struct)
+
+
+class Arrival:
+    """One request on its way in: its ids, and how to refuse it on record."""
+
+    def __init__(self, request: Request, endpoint: Endpoint) -> None:
+        self.context = context_of(request)
+        self.endpoint = endpoint
+        self.id = ("chatcmpl-" if endpoint == "chat" else "cmpl-") + uuid.uuid4().hex
+        self.external_id = _external_id(request)
+        self.received_at_ns = 0
+
+    async def body(self, request: Request, kind: type[Body]) -> Body:
+        """Read and decode the body; the request counts as received from here on."""
+        data = await request.body()
+        self.received_at_ns = self.context.clock.now_ns()
+        return decode(data, kind)
+
+    def refused(self, reason: RejectionReason, error: ApiError) -> ApiError:
+        """Put a refusal on record and return its error."""
+        retry_after = error.headers.get("Retry-After")
+        self.context.bus.publish(
+            Rejection(
+                request_id=self.id,
+                external_id=self.external_id,
+                tenant="default",
+                rejected_at_ns=self.context.clock.now_ns(),
+                reason=reason,
+                retry_after_s=float(retry_after) if retry_after else None,
+            )
+        )
+        return error
+
+    def run(self) -> RunRecord:
+        """Return the limits in force, or refuse: no engine serves now."""
+        context = self.context
+        if not context.generations.admitting:
+            error = engine_down("the server is shutting down", retry_after_s=5)
+            raise self.refused("draining", error)
+        if context.engine.state != "ready" or context.engine.run is None:
+            loading = context.engine.state == "loading"
+            text = "the model is loading" if loading else "the engine is down"
+            raise self.refused("engine_down", engine_down(text, retry_after_s=2))
+        return context.engine.run
+
+    def headers(self) -> dict[str, str]:
+        """Return the headers that name the request."""
+        return {"x-request-id": self.external_id or self.id, "x-iterscope-request-id": self.id}
+
+
+def _external_id(request: Request) -> str | None:
+    given = request.headers.get("x-request-id")
+    if given is None:
+        return None
+    if len(given) > EXTERNAL_ID_CHARS_MAX or not given or not all("!" <= c <= "~" for c in given):
+        raise invalid(
+            "X-Request-Id",
+            f"X-Request-Id must be 1 to {EXTERNAL_ID_CHARS_MAX} visible ASCII characters",
+        )
+    return given
+
+
+async def chat_completions(request: Request) -> Response:
+    """Answer POST /v1/chat/completions."""
+    arrival = Arrival(request, "chat")
+    body = await arrival.body(request, ChatRequest)
+    _check(arrival.context, body)
+    run = arrival.run()
+    prompt = await _chat_prompt(arrival.context, body.messages, run.model_len_max)
+    return _generate(arrival, body, run, [prompt])
+
+
+async def completions(request: Request) -> Response:
+    """Answer POST /v1/completions."""
+    arrival = Arrival(request, "completions")
+    body = await arrival.body(request, CompletionRequest)
+    context = arrival.context
+    _check(context, body)
+    given = prompts(bytes(body.prompt), context.spec.vocab_size)
+    most = context.config.sequences_max
+    if len(given) * (body.n or 1) > most:
+        raise invalid("prompt", f"{len(given)} prompts x n {body.n or 1} exceed {most} sequences")
+    run = arrival.run()
+    ids: list[list[int]] = []
+    for index, prompt in enumerate(given):
+        if isinstance(prompt, list):
+            ids.append(prompt)
+        else:
+            place = f"prompt[{index}]" if len(given) > 1 else "prompt"
+            ids.append(await _encode(context, prompt, place, run.model_len_max))
+    return _generate(arrival, body, run, ids)
+
+
+def _check(context: Context, body: GenerationRequest) -> None:
+    check(body)
+    if body.model is not None and body.model not in context.model_names:
+        known = ", ".join(context.model_names)
+        message = f"the model {body.model!r} does not exist; this server has {known}"
+        raise ApiError(404, message, param="model", code="model_not_found")
+    vocab = context.spec.vocab_size
+    if any(token >= vocab for token in body.stop_token_ids or ()):
+        raise invalid("stop_token_ids", f"a token id is outside the vocabulary of {vocab} tokens")
+
+
+async def _chat_prompt(
+    context: Context, messages: list[ChatMessage], model_len_max: int
+) -> list[int]:
+    if context.template is None:
+        raise no_template(context.template_fault)
+    shown = template_messages(messages)
+    chars = sum(len(message["content"]) for message in shown)
+    if len(shown) > ALOUD_MESSAGES_MAX or context.tokenizer.is_long(chars):
+        text = await context.tokenizer.aside(context.template.render, shown)
+    else:
+        text = context.template.render(shown)
+    return await _encode(context, text, "messages", model_len_max, add_special=False)
+
+
+async def _encode(
+    context: Context, text: str, param: str, model_len_max: int, *, add_special: bool = True
+) -> list[int]:
+    """Return the ids of a prompt; refuses what cannot fit, unencoded where bytes alone tell."""
+    floor = context.tokenizer.tokens_floor(text)
+    if floor >= model_len_max:
+        raise _too_long(param, f"at least {floor}", model_len_max)
+    ids = await context.tokenizer.encode(text, add_special=add_special)
+    if not ids:
+        raise invalid(param, f"{param} holds no tokens, and this model has none to begin with")
+    if max(ids) >= context.spec.vocab_size:
+        raise invalid(param, f"{param} holds a token that the model does not know")
+    return ids
+
+
+def _too_long(param: str, tokens: str, model_len_max: int) -> ApiError:
+    message = (
+        f"this model's context is {model_len_max} tokens, one of them for the answer; "
+        f"{param} has {tokens}"
+    )
+    return invalid(param, message, code="context_length_exceeded")
+
+
+def _limits(
+    arrival: Arrival, body: GenerationRequest, run: RunRecord, ids: Sequence[list[int]]
+) -> list[int]:
+    """Return max_tokens for each prompt; refuses what the context or the KV pool cannot hold.
+
+    Absent, it is the rest of the context, as far as n sequences of it fit the pool together.
+    """
+    asked = max_tokens(body)
+    n = body.n or 1
+    pool = run.kv_blocks_total * run.block_tokens
+    limits = []
+    for prompt in ids:
+        room = run.model_len_max - len(prompt)
+        if room < 1:
+            param = "messages" if arrival.endpoint == "chat" else "prompt"
+            raise _too_long(param, str(len(prompt)), run.model_len_max)
+        if asked is not None and asked > room:
+            message = (
+                f"this model's context is {run.model_len_max} tokens; "
+                f"{len(prompt)} of the prompt and max_tokens {asked} exceed it"
+            )
+            raise invalid("max_tokens", message, code="context_length_exceeded")
+        limit = asked or min(room, pool // n - len(prompt))
+        if limit < 1 or n * (len(prompt) + limit) > pool:
+            message = (
+                f"n {n} x ({len(prompt)} prompt tokens + max_tokens {max(limit, 1)}) can never "
+                f"fit the KV cache of {pool} tokens"
+            )
+            raise arrival.refused("infeasible", invalid("n" if n > 1 else "max_tokens", message))
+        limits.append(limit)
+    return limits
+
+
+def _generate(
+    arrival: Arrival, body: GenerationRequest, run: RunRecord, ids: list[list[int]]
+) -> Response:
+    """Submit the checked request and return its answer."""
+    context = arrival.context
+    limits = _limits(arrival, body, run, ids)
+    options = body.stream_options
+    style = Style(
+        endpoint=arrival.endpoint,
+        id=arrival.id,
+        created=int(time.time()),
+        model=context.model,
+        include_usage=bool(options and options.include_usage),
+        continuous_usage=bool(options and options.include_usage and options.continuous_usage_stats),
+        token_ids=bool(body.return_token_ids),
+    )
+    job = Job(
+        style=style,
+        external_id=arrival.external_id,
+        prompts=ids,
+        n=body.n or 1,
+        max_tokens=limits,
+        sampling=_sampling(body),
+        stops=stops(body),
+        priority=body.priority or 0,
+        stream=bool(body.stream),
+        received_at_ns=arrival.received_at_ns,
+        tokenized_at_ns=context.clock.now_ns(),
+    )
+    try:
+        generation = context.generations.start(job)
+    except EngineDown:
+        error = engine_down("the engine is down", retry_after_s=2)
+        raise arrival.refused("engine_down", error) from None
+    return GenerationResponse(
+        context.generations,
+        generation,
+        headers=arrival.headers(),
+        client_stall_s=context.config.client_stall_s,
+    )
+
+
+def _sampling(body: GenerationRequest) -> SamplingParams:
+    return SamplingParams(
+        temperature=1.0 if body.temperature is None else body.temperature,
+        top_k=max(body.top_k or 0, 0),
+        top_p=1.0 if body.top_p is None else body.top_p,
+        seed=secrets.randbits(63) if body.seed is None else body.seed,
+        ignore_eos=bool(body.ignore_eos),
+        min_tokens=body.min_tokens or 0,
+        stop_token_ids=tuple(body.stop_token_ids or ()),
+    )
+
+
+def answer(content: object, headers: dict[str, str] | None = None) -> Response:
+    """Return a JSON response."""
+    body = msgspec.json.encode(content)
+    return Response(body, media_type="application/json", headers=headers)
+
+
+async def models(request: Request) -> Response:
+    """Answer GET /v1/models."""
+    return answer({"object": "list", "data": [_model(context_of(request))]})
+
+
+async def model(request: Request) -> Response:
+    """Answer GET /v1/models/{name}."""
+    context = context_of(request)
+    name = request.path_params["name"]
+    if name not in context.model_names:
+        raise ApiError(404, f"the model {name!r} does not exist", code="model_not_found")
+    return answer(_model(context))
+
+
+def _model(context: Context) -> dict[str, object]:
+    run = context.engine.run
+    return {
+        "id": context.model,
+        "object": "model",
+        "created": context.clock.started_unix_us // 1_000_000,
+        "owned_by": "iterscope",
+        "max_model_len": run.model_len_max if run else None,
+    }
+
+
+async def tokenize(request: Request) -> Response:
+    """Answer POST /tokenize."""
+    context = context_of(request)
+    body = decode(await request.body(), TokenizeRequest)
+    longest = context.engine.run.model_len_max if context.engine.run else context.spec.model_len
+    if (body.prompt is None) == (body.messages is None):
+        raise invalid("prompt", "either prompt or messages is required")
+    if body.messages is not None:
+        ids = await _chat_prompt(context, body.messages, longest)
+    else:
+        assert body.prompt is not None
+        special = body.add_special_tokens is not False
+        ids = await context.tokenizer.encode(body.prompt, add_special=special)
+    return answer({"tokens": ids, "count": len(ids), "max_model_len": longest})
+
+
+async def detokenize(request: Request) -> Response:
+    """Answer POST /detokenize."""
+    context = context_of(request)
+    body = decode(await request.body(), DetokenizeRequest)
+    vocab = context.spec.vocab_size
+    if body.tokens and max(body.tokens) >= vocab:
+        raise invalid("tokens", f"a token id is outside the vocabulary of {vocab} tokens")
+    return answer({"prompt": await context.tokenizer.decode(body.tokens)})
+
+
+async def requests_in_flight(request: Request) -> Response:
+    """Answer GET /v1/requests: what is in flight, without a word of it."""
+    context = context_of(request)
+    now = context.clock.now_ns()
+    shown = [
+        {
+            "request_id": generation.id,
+            "external_id": generation.job.external_id,
+            "endpoint": generation.job.style.endpoint,
+            "stream": generation.job.stream,
+            "age_ms": (now - generation.job.received_at_ns) / 1e6,
+            "sequences": [
+                {
+                    "request_id": choice.sequence.request_id,
+                    "prompt_tokens": len(choice.sequence.submission.prompt),
+                    "output_tokens": choice.output_tokens,
+                    "max_tokens": choice.sequence.submission.max_tokens,
+                }
+                for choice in generation.choices
+            ],
+        }
+        for generation in context.generations.live()
+    ]
+    return answer({"object": "list", "data": shown})
+
+
+async def cancel_request(request: Request) -> Response:
+    """Answer DELETE /v1/requests/{id}: the whole HTTP request of this id is cancelled."""
+    context = context_of(request)
+    generation = context.generations.find(request.path_params["id"])
+    if generation is None:
+        raise ApiError(404, "no request in flight has this id", code="request_not_found")
+    failure = ApiError(499, "the request was cancelled", code="request_cancelled")
+    generation.cancel("api", failure)
+    return answer({"id": generation.id, "object": "request", "cancelled": True})
+
+
+ROUTES = (
+    Route("/v1/chat/completions", chat_completions, methods=["POST"]),
+    Route("/v1/completions", completions, methods=["POST"]),
+    Route("/v1/models", models, methods=["GET"]),
+    Route("/v1/models/{name:path}", model, methods=["GET"]),
+    Route("/v1/requests", requests_in_flight, methods=["GET"]),
+    Route("/v1/requests/{id}", cancel_request, methods=["DELETE"]),
+    Route("/tokenize", tokenize, methods=["POST"]),
+    Route("/detokenize", detokenize, methods=["POST"]),
+)
