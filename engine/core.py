@@ -6,11 +6,12 @@ fake. Imports no torch, so that scheduling can be simulated and tested in millis
 """
 
 import traceback
+from collections import deque
 from dataclasses import dataclass
 from typing import Protocol
 
 from engine.messages import Abort, Delta, Submit
-from engine.plan import Clock, Plan, Runner, StepOutput
+from engine.plan import Clock, PendingStep, Plan, Runner, StepOutput
 from engine.request import Request, end_record, start_record
 from engine.scheduler import Scheduler
 from telemetry.records import Fault, Iteration, RequestEnd, RequestStart
@@ -38,21 +39,42 @@ class Emit(Protocol):
 
 
 @dataclass(slots=True)
-class Times:
-    """Instants of one step, in ns: its parts sum to its tile exactly."""
+class Tile:
+    """The wall time one iteration owns, in ns; what is neither part is the gap."""
 
     begin: int
-    planned_from: int
-    planned: int
-    launched: int
-    waited: int
-    end: int
+    plan_ns: int = 0
+    launch_ns: int = 0
+    wait_ns: int = 0
+    commit_ns: int = 0
+    end: int = 0
+
+    @property
+    def gap_ns(self) -> int:
+        """The rest of the tile."""
+        parts = self.plan_ns + self.launch_ns + self.wait_ns + self.commit_ns
+        return self.end - self.begin - parts
+
+
+@dataclass(slots=True)
+class Flight:
+    """A planned step that is not committed; no pending step when it had no rows or failed."""
+
+    plan: Plan
+    pending: PendingStep | None = None
+    fault: Fault | None = None
 
 
 class Core:
-    """Drives a scheduler and a runner; `has_work` says whether a step would do anything."""
+    """Drives a scheduler and a runner; `has_work` says whether a step would do anything.
 
-    def __init__(self, *, scheduler: Scheduler, runner: Runner, clock: Clock, emit: Emit) -> None:
+    At loop depth 2 step n + 1 is planned and launched before step n is committed, so the device
+    never waits for the host; ends and frees then come one step later.
+    """
+
+    def __init__(
+        self, *, scheduler: Scheduler, runner: Runner, clock: Clock, emit: Emit, depth: int = 1
+    ) -> None:
         self.scheduler = scheduler
         self._runner = runner
         self._clock = clock
@@ -60,12 +82,15 @@ class Core:
         self._tile_from = clock.now_ns()
         self._emit_ns = 0
         self._aborted = False
+        self._depth = depth
+        self._flights: deque[Flight] = deque()
 
     @property
     def has_work(self) -> bool:
         """Whether sequences run or wait, or aborts are still to be recorded."""
         scheduler = self.scheduler
-        return bool(scheduler.running) or len(scheduler.waiting) > 0 or self._aborted
+        live = bool(scheduler.running) or len(scheduler.waiting) > 0
+        return live or self._aborted or bool(self._flights)
 
     @property
     def steps(self) -> int:
@@ -87,55 +112,80 @@ class Core:
         self._aborted |= self.scheduler.abort(abort, self._clock.now_ns())
 
     def step(self) -> None:
-        """Plan, run, commit, emit."""
-        now = self._clock.now_ns
-        planned_from = now()
-        plan = self.scheduler.plan(planned_from)
-        planned = launched = waited = now()
-        output = StepOutput(tokens=[], device_ns=0)
-        fault: Fault | None = None
+        """Plan, run, commit, emit: launch ahead up to the loop's depth, then commit the oldest."""
+        tile = Tile(begin=self._tile_from)
+        while len(self._flights) < self._depth and self._launch(tile):
+            pass
+        flight = self._flights.popleft()
+        output = self._land(flight, tile)
+        ended = self.scheduler.take_ended()
+        self._tile_from = tile.end
+        self._report(flight.plan, output, tile, ended)
+
+    def _launch(self, tile: Tile) -> bool:
+        """Plan and launch one step; False when there was nothing to launch."""
+        began = self._clock.now_ns()
+        plan = self.scheduler.plan(began)
+        planned = self._clock.now_ns()
+        tile.plan_ns += planned - began
+        self._aborted = False
+        flight = Flight(plan)
         if plan.requests:
             try:
-                pending = self._runner.run(plan)
-                launched = now()
-                output = pending.wait()
+                flight.pending = self._runner.run(plan)
             except Exception as error:  # noqa: BLE001  the engine ends requests, it never raises
-                fault = _step_fault(plan.step, error, now())
-            waited = now()
-        if fault:
-            self.scheduler.roll_back(plan, fault.error, waited)
-            self._emit.fault(fault)
-        else:
-            self.scheduler.commit(plan, output, waited)
-        self._aborted = False
-        ended = self.scheduler.take_ended()
-        times = Times(self._tile_from, planned_from, planned, launched, waited, now())
-        self._tile_from = times.end
-        self._report(plan, output, times, ended)
+                flight.fault = _step_fault(plan.step, error, self._clock.now_ns())
+            tile.launch_ns += self._clock.now_ns() - planned
+        elif self._flights and not plan.preempted:
+            # All that lives is in flight already: there is no such step.
+            self.scheduler.discard(plan)
+            return False
+        self._flights.append(flight)
+        return bool(plan.requests)
 
-    def _report(self, plan: Plan, output: StepOutput, times: Times, ended: list[Request]) -> None:
+    def _land(self, flight: Flight, tile: Tile) -> StepOutput:
+        """Await a step and take its results in; one that failed ends its sequences instead."""
+        began = self._clock.now_ns()
+        output = StepOutput(tokens=[], device_ns=0)
+        if flight.pending:
+            try:
+                output = flight.pending.wait()
+            except Exception as error:  # noqa: BLE001  the engine ends requests, it never raises
+                flight.fault = _step_fault(flight.plan.step, error, self._clock.now_ns())
+        waited = self._clock.now_ns()
+        if flight.fault:
+            self.scheduler.roll_back(flight.plan, flight.fault.error, waited)
+            self._emit.fault(flight.fault)
+        else:
+            self.scheduler.commit(flight.plan, output, waited)
+        tile.end = self._clock.now_ns()
+        tile.wait_ns = waited - began
+        tile.commit_ns = tile.end - waited
+        return output
+
+    def _report(self, plan: Plan, output: StepOutput, tile: Tile, ended: list[Request]) -> None:
         """Build the step's records and emit them; the time this takes is the next one's emit_ns."""
         for request in ended:
             self._runner.forget(request.number)
-        iteration = self._iteration(plan, output, times, ended)
+        iteration = self._iteration(plan, output, tile, ended)
         released = self._clock.now_ns()
         ends = [end_record(request, released) for request in ended]
         self._emit.step(self.scheduler.take_deltas(), iteration, ends)
-        self._emit_ns = self._clock.now_ns() - times.end
+        self._emit_ns = self._clock.now_ns() - tile.end
 
     def _iteration(
-        self, plan: Plan, output: StepOutput, times: Times, ended: list[Request]
+        self, plan: Plan, output: StepOutput, tile: Tile, ended: list[Request]
     ) -> Iteration:
         scheduler, pool = self.scheduler, self.scheduler.pool
         return Iteration(
             step=plan.step,
-            begin_at_ns=times.begin,
-            end_at_ns=times.end,
-            plan_ns=times.planned - times.planned_from,
-            launch_ns=times.launched - times.planned,
-            wait_ns=times.waited - times.launched,
-            commit_ns=times.end - times.waited,
-            gap_ns=times.planned_from - times.begin,
+            begin_at_ns=tile.begin,
+            end_at_ns=tile.end,
+            plan_ns=tile.plan_ns,
+            launch_ns=tile.launch_ns,
+            wait_ns=tile.wait_ns,
+            commit_ns=tile.commit_ns,
+            gap_ns=tile.gap_ns,
             device_ns=output.device_ns,
             emit_ns=self._emit_ns,
             running=len(scheduler.running),

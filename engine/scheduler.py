@@ -82,6 +82,12 @@ class Scheduler:
         plan.kv_blocks_peak = self.pool.used
         return plan
 
+    def discard(self, plan: Plan) -> None:
+        """Forget a plan that reserved nothing; its number goes to the next one."""
+        assert not plan.requests
+        assert not plan.preempted
+        self.steps -= 1
+
     def _place_running(self, plan: Plan, rows: list[Request]) -> int:
         """Give running sequences their tokens in the policy's order; return the budget left."""
         left = self._budget

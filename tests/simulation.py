@@ -13,6 +13,7 @@ from engine.kv import KVPool
 from engine.messages import Abort, Delta, SamplingParams, Submit
 from engine.plan import Plan, StepOutput
 from engine.policies import POLICIES
+from engine.request import PLACEHOLDER
 from engine.scheduler import Scheduler
 from telemetry.records import Fault, Iteration, RequestEnd, RequestStart
 
@@ -32,12 +33,15 @@ class FakeClock:
 
 
 class FakeStep:
-    def __init__(self, output: StepOutput, clock: FakeClock) -> None:
+    """A launched step; waiting for it takes until the device, which runs in order, is done."""
+
+    def __init__(self, output: StepOutput, clock: FakeClock, done_at_ns: int) -> None:
         self._output = output
         self._clock = clock
+        self._done_at_ns = done_at_ns
 
     def wait(self) -> StepOutput:
-        self._clock.ns += self._output.device_ns
+        self._clock.ns = max(self._clock.ns, self._done_at_ns)
         return self._output
 
 
@@ -53,8 +57,10 @@ class FakeRunner:
         self.stops: set[tuple[int, int]] = set()
         self.fails: Callable[[Plan], Exception | None] = lambda plan: None
         self.seen: dict[int, list[int]] = {}
+        self._sampled: dict[int, dict[int, int]] = {}
         self._clock = clock
         self._block_tokens = block_tokens
+        self._device_free_at_ns = 0
 
     def run(self, plan: Plan) -> FakeStep:
         if error := self.fails(plan):
@@ -67,11 +73,16 @@ class FakeRunner:
             self._read(plan, row, ids)
             if plan.samples[row]:
                 index = plan.output_indices[row]
-                tokens.append(EOS if (request, index) in self.stops else token_of(request, index))
+                stops = (request, index) in self.stops
+                tokens.append(EOS if stops else token_of(request, index))
+                position = plan.start_positions[row] + count
+                self._sampled.setdefault(request, {})[position] = tokens[-1]
         assert offset == len(plan.token_ids)
-        return FakeStep(
-            StepOutput(tokens=tokens, device_ns=STEP_NS + TOKEN_NS * offset), self._clock
-        )
+        device_ns = STEP_NS + TOKEN_NS * offset
+        begin = max(self._clock.ns, self._device_free_at_ns)
+        self._device_free_at_ns = begin + device_ns
+        output = StepOutput(tokens=tokens, device_ns=device_ns)
+        return FakeStep(output, self._clock, self._device_free_at_ns)
 
     def _read(self, plan: Plan, row: int, ids: list[int]) -> None:
         """Hold the plan to what a real runner needs: blocks for every position, the right ids."""
@@ -79,6 +90,9 @@ class FakeRunner:
         table = plan.block_tables[row]
         assert 0 not in table
         assert len(table) * self._block_tokens >= start + len(ids)
+        if ids[-1] == PLACEHOLDER:
+            ids = [*ids[:-1], self._sampled[request][start + len(ids) - 1]]
+        assert PLACEHOLDER not in ids
         context = self.seen.setdefault(request, [])
         assert start <= len(context), "a gap in what was computed"
         again = context[start : start + len(ids)]
@@ -87,6 +101,7 @@ class FakeRunner:
 
     def forget(self, request: int) -> None:
         self.seen.pop(request, None)
+        self._sampled.pop(request, None)
 
 
 @dataclass
@@ -115,7 +130,7 @@ class Recorder:
 class Simulation:
     """A core whose requests have one-letter names in the order of their arrival."""
 
-    def __init__(self, *, emit: Emit | None = None, **settings: object) -> None:
+    def __init__(self, *, emit: Emit | None = None, depth: int = 1, **settings: object) -> None:
         defaults: dict[str, object] = {
             "max_model_len": 128,
             "max_num_seqs": 4,
@@ -139,6 +154,7 @@ class Simulation:
             runner=self.runner,
             clock=self.clock,
             emit=emit or self.emitted,
+            depth=depth,
         )
         self.names: dict[int, str] = {}
 

@@ -15,9 +15,9 @@ from tests.simulation import Simulation
 GOLDEN = Path(__file__).parent / "golden"
 
 
-def six_rounds() -> Simulation:
+def six_rounds(depth: int = 1) -> Simulation:
     """Three slots: A, B, C run; D arrives; A ends; E arrives and C is cancelled."""
-    simulation = Simulation(max_num_seqs=3, kv_blocks=16)
+    simulation = Simulation(max_num_seqs=3, kv_blocks=16, depth=depth)
     simulation.add("A", 4, 3)
     simulation.add("B", 4, 8)
     simulation.add("C", 4, 8)
@@ -40,9 +40,9 @@ def late_join() -> Simulation:
     return simulation
 
 
-def early_finish() -> Simulation:
+def early_finish(depth: int = 1) -> Simulation:
     """A samples EOS at its third token: its row is D's in the very next step."""
-    simulation = Simulation(max_num_seqs=2)
+    simulation = Simulation(max_num_seqs=2, depth=depth)
     simulation.add("A", 8, 20, stop_at=3)
     simulation.add("B", 8, 8)
     simulation.add("D", 8, 2)
@@ -93,9 +93,9 @@ def reservation() -> Simulation:
     return simulation
 
 
-def preemption() -> Simulation:
+def preemption(depth: int = 1) -> Simulation:
     """A and B outgrow the pool: the latest arrived gives way and recomputes later."""
-    simulation = Simulation(kv_blocks=5)
+    simulation = Simulation(kv_blocks=5, depth=depth)
     simulation.add("A", 30, 30)
     simulation.add("B", 14, 30)
     simulation.drain()
@@ -170,6 +170,31 @@ def cancelled_everywhere() -> Simulation:
     return simulation
 
 
+def six_rounds_ahead() -> Simulation:
+    """The six rounds at loop depth 2: ends and frees come one step later, tokens are the same."""
+    simulation = six_rounds(depth=2)
+    # A row of the step in flight: E joins later than at depth 1, C's late row is dropped.
+    assert simulation.outputs()["A"] == six_rounds().outputs()["A"]
+    return simulation
+
+
+def early_finish_ahead() -> Simulation:
+    """At depth 2 A's end is seen when its next row is in flight: that row is dropped."""
+    simulation = early_finish(depth=2)
+    (end,) = (end for end in simulation.emitted.ends if end.request_id == "req-A")
+    assert end.dropped_tokens == 1
+    return simulation
+
+
+def preemption_ahead() -> Simulation:
+    """At depth 2 B is preempted with a row in flight: its token is kept, its computing is not."""
+    simulation = preemption(depth=2)
+    (end,) = (end for end in simulation.emitted.ends if end.request_id == "req-B")
+    assert end.dropped_tokens == 1
+    assert simulation.outputs() == preemption().outputs()
+    return simulation
+
+
 SCENARIOS: tuple[Callable[[], Simulation], ...] = (
     six_rounds,
     late_join,
@@ -185,6 +210,9 @@ SCENARIOS: tuple[Callable[[], Simulation], ...] = (
     fcfs_by_arrival,
     cancelled_mid_prefill,
     cancelled_everywhere,
+    six_rounds_ahead,
+    early_finish_ahead,
+    preemption_ahead,
 )
 
 
