@@ -1,0 +1,130 @@
+"""A plan as packed tensors: ids, positions, slots, query starts, context lengths, block tables.
+
+Owns the preallocated memory of one step's inputs and the padding of pure-decode plans to a bucket.
+engine/runner.py is the one writer, through `fill`. Everything is written with array operations: no
+loop over tokens. Knows no model and no sampling.
+"""
+
+from dataclasses import dataclass
+from itertools import chain
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from engine.plan import Plan
+from engine.request import PLACEHOLDER
+from kernels.base import AttentionBatch, StepBatch
+
+Integers = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Filled:
+    """One plan in packed form; valid until its PackedBatch is filled again.
+
+    unread: pack index and request of each token id that only the device knows yet.
+    """
+
+    step: StepBatch
+    padding_tokens: int
+    bucket: int
+    unread: list[tuple[int, int]]
+
+
+class _Field:
+    """A preallocated tensor with a host side to write to; on a CPU both are the same memory."""
+
+    def __init__(self, size: int, dtype: torch.dtype, device: str) -> None:
+        on_host = device == "cpu"
+        self._host = torch.zeros(size, dtype=dtype, pin_memory=not on_host)
+        self._device = self._host if on_host else torch.zeros(size, dtype=dtype, device=device)
+        self.array: npt.NDArray[np.signedinteger[npt.NBitBase]] = self._host.numpy()
+
+    def sent(self, count: int) -> torch.Tensor:
+        """Return the first `count` values on the device; the copy is ordered by its stream."""
+        if self._device is not self._host:
+            self._device[:count].copy_(self._host[:count], non_blocking=True)
+        return self._device[:count]
+
+
+class PackedBatch:
+    """Memory for the inputs of one step of at most `tokens` tokens in `rows` rows."""
+
+    def __init__(
+        self, *, tokens: int, rows: int, model_len: int, block_tokens: int, device: str
+    ) -> None:
+        self._block_tokens = block_tokens
+        blocks = -(-model_len // block_tokens)
+        self._ids = _Field(tokens, torch.int64, device)
+        self._positions = _Field(tokens, torch.int64, device)
+        self._slots = _Field(tokens, torch.int64, device)
+        self._samples = _Field(rows, torch.int64, device)
+        self._starts = _Field(rows + 1, torch.int32, device)
+        self._contexts = _Field(rows, torch.int32, device)
+        self._tables = _Field(rows * blocks, torch.int32, device)
+
+    def fill(self, plan: Plan, buckets: tuple[int, ...]) -> Filled:
+        """Write a plan into the preallocated memory, padded to a bucket if it only decodes.
+
+        A row of padding is token 0 at position 0 of block 0, in nobody's way.
+        """
+        rows, total = len(plan.requests), len(plan.token_ids)
+        bucket = next((size for size in buckets if size >= rows), 0) if total == rows else 0
+        padding = bucket - rows if bucket else 0
+        counts: Integers = np.ones(rows + padding, np.int64)
+        counts[:rows] = plan.token_counts
+        first: Integers = np.zeros(rows + padding, np.int64)
+        first[:rows] = plan.start_positions
+        starts = np.concatenate([[0], counts.cumsum()])
+        contexts = first + counts
+        tables = _padded(plan.block_tables, rows + padding, int(contexts.max()), self._block_tokens)
+        assert starts[rows] == total, "token_counts and token_ids disagree"
+
+        tokens = total + padding
+        row_of = np.repeat(np.arange(rows + padding), counts)
+        positions = np.arange(tokens) - starts[row_of] + first[row_of]
+        ids = self._ids.array
+        ids[:total] = plan.token_ids
+        ids[total:tokens] = 0
+        self._positions.array[:tokens] = positions
+        blocks = tables[row_of, positions // self._block_tokens].astype(np.int64)
+        offsets = positions % self._block_tokens
+        self._slots.array[:tokens] = blocks * self._block_tokens + offsets
+        samples = starts[1 : rows + 1][plan.samples] - 1
+        self._samples.array[: len(samples)] = samples
+        self._starts.array[: len(starts)] = starts
+        self._contexts.array[: len(contexts)] = contexts
+        self._tables.array[: tables.size] = tables.ravel()
+        unread = np.flatnonzero(ids[:total] == PLACEHOLDER)
+        return Filled(
+            step=StepBatch(
+                input_ids=self._ids.sent(tokens),
+                positions=self._positions.sent(tokens),
+                sample_tokens=self._samples.sent(len(samples)),
+                attention=AttentionBatch(
+                    query_starts=self._starts.sent(len(starts)),
+                    context_lengths=self._contexts.sent(len(contexts)),
+                    slot_mapping=self._slots.sent(tokens),
+                    block_tables=self._tables.sent(tables.size).view(tables.shape),
+                    query_lengths_host=counts.tolist(),
+                    context_lengths_host=contexts.tolist(),
+                ),
+            ),
+            padding_tokens=padding,
+            bucket=bucket,
+            unread=[(int(index), plan.requests[row_of[index]]) for index in unread],
+        )
+
+
+def _padded(
+    block_tables: list[list[int]], rows: int, longest: int, block_tokens: int
+) -> npt.NDArray[np.int32]:
+    """Return the tables as [rows, blocks of the longest context], filled up with block 0."""
+    lengths = np.zeros(rows, np.int64)
+    lengths[: len(block_tables)] = [len(table) for table in block_tables]
+    width = -(-longest // block_tokens)
+    padded = np.zeros((rows, max(width, int(lengths.max()))), np.int32)
+    flat = np.fromiter(chain.from_iterable(block_tables), np.int32, int(lengths.sum()))
+    padded[np.arange(padded.shape[1]) < lengths[:, None]] = flat
+    return padded[:, :width]

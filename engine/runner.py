@@ -1,0 +1,248 @@
+"""Executes plans on the device: fill, forward, sample; the Runner that core drives.
+
+Owns the loaded model, the KV cache, the packed inputs of the steps under way and the warm-up.
+engine/build.py makes one. Decides nothing about requests: what a plan says is run, in order, and
+what was wrong with a row is reported, not raised.
+"""
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+
+from engine.batch import Filled, PackedBatch
+from engine.config import ConfigError, DeviceFacts, EngineConfig
+from engine.messages import SamplingParams
+from engine.model import Decoder
+from engine.plan import PendingStep, Plan, StepOutput
+from engine.sampler import SamplingBatch, sample, sampling_batch
+from engine.spec import ModelSpec
+from engine.timer import DeviceTimer, device_timer
+from engine.weights import TORCH_DTYPES, attention_shape, load_weights
+from kernels.base import BackendError, Cache, DecoderWeights
+from kernels.select import Choice, choose
+
+DEPTH = 2
+"""Steps that may be launched and not yet awaited; each needs inputs of its own."""
+
+
+def device_facts(config: EngineConfig) -> DeviceFacts:
+    """Return what the device decides, or raise ConfigError when it is not there."""
+    device = config.device
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    if device not in ("cpu", "cuda"):
+        raise ConfigError(f"--device must be cpu, cuda or auto, not {device}")
+    if device == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("--device cuda: PyTorch finds no CUDA device here")
+    threads = len(os.sched_getaffinity(0))
+    return DeviceFacts(
+        device=device, auto_dtype="f32" if device == "cpu" else "bf16", threads=threads
+    )
+
+
+class _Launched(NamedTuple):
+    """A step's results on their way to the host."""
+
+    tokens: torch.Tensor
+    finite: torch.Tensor
+    mark: int
+    copied: "torch.cuda.Event | None"
+
+
+@dataclass(slots=True)
+class _LastTokens:
+    """The tokens of the step launched last, still on the device, and where each request's is."""
+
+    tokens: torch.Tensor | None = None
+    places: dict[int, int] = field(default_factory=dict)
+
+
+class _Pending:
+    """A launched step; `finish` waits for the device and builds the output."""
+
+    def __init__(self, finish: Callable[[], StepOutput]) -> None:
+        self._finish = finish
+
+    def wait(self) -> StepOutput:
+        """Return the step's output once its tokens are on the host."""
+        return self._finish()
+
+
+class ModelRunner:
+    """Runs one model on one device. Implements engine.plan.Runner."""
+
+    def __init__(
+        self, *, config: EngineConfig, spec: ModelSpec, weights: DecoderWeights, choice: Choice
+    ) -> None:
+        self.backend = choice.backend.name
+        self.refusals = choice.refusals
+        self._config = config
+        self._spec = spec
+        self._kernels = choice.backend
+        self._decoder = Decoder(weights, choice.backend, choice.ops)
+        self._cache = _allocate(config, spec, choice)
+        self._batches = [_packed_batch(config) for _ in range(DEPTH)]
+        self._launches = 0
+        self._last = _LastTokens()
+        self._timer: DeviceTimer = device_timer(config.device)
+
+    @classmethod
+    def build(
+        cls, config: EngineConfig, spec: ModelSpec, progress: Callable[[str, float], None]
+    ) -> "ModelRunner":
+        """Load the model into memory. `config` is resolved; progress gets stage and fraction.
+
+        Raises SpecError for files that cannot be used, ConfigError for settings that cannot be.
+        """
+        assert config.engine_threads is not None
+        assert config.max_model_len is not None
+        torch.set_num_threads(config.engine_threads)
+        dtype = TORCH_DTYPES[config.dtype]
+        try:
+            choice = choose(
+                config.attention_backend,
+                attention_shape(spec),
+                device=config.device,
+                dtype=dtype,
+                block_tokens=config.block_size,
+            )
+        except BackendError as error:
+            raise ConfigError(f"--attention-backend: {error}") from error
+        with torch.inference_mode():
+            weights = load_weights(
+                spec,
+                dtype=config.dtype,
+                device=config.device,
+                positions=config.max_model_len,
+                pack=choice.ops.pack,
+                progress=progress,
+            )
+            return cls(config=config, spec=spec, weights=weights, choice=choice)
+
+    def run(self, plan: Plan) -> PendingStep:
+        """Take a plan in. On a CPU the work itself is done by `wait`, on CUDA it is launched."""
+        device = self._config.device
+        batch = self._batches[self._launches % DEPTH]
+        self._launches += 1
+        filled = batch.fill(plan, self._config.buckets)
+        sampling = sampling_batch(plan, self._spec.eos_ids, self._spec.vocab_size, device)
+        if device == "cpu":
+            return _Pending(
+                lambda: self._collect(plan, filled, self._launch(plan, filled, sampling))
+            )
+        launched = self._launch(plan, filled, sampling)
+        return _Pending(lambda: self._collect(plan, filled, launched))
+
+    def forget(self, request: int) -> None:
+        """Drop the place of a sequence's last token."""
+        self._last.places.pop(request, None)
+
+    def warm_up(self, progress: Callable[[str, float], None]) -> None:
+        """Run the largest prefill and each size of decode once, in block 0 alone."""
+        config = self._config
+        assert config.max_model_len is not None
+        plans = [_idle_plan(1, min(config.max_num_batched_tokens, config.max_model_len), config)]
+        plans += [_idle_plan(rows, 1, config) for rows in (*config.buckets, config.max_num_seqs)]
+        for number, plan in enumerate(plans):
+            self.run(plan).wait()
+            progress("warming up", (number + 1) / len(plans))
+        self._last = _LastTokens()
+
+    @torch.inference_mode()
+    def _launch(self, plan: Plan, filled: Filled, sampling: SamplingBatch) -> _Launched:
+        """Forward and sample; on CUDA also start the copies to the host."""
+        mark = self._timer.begin()
+        if filled.unread:
+            self._fill_unread(filled)
+        logits = self._decoder.forward(filled.step, self._cache)
+        sampled = sample(logits, sampling)
+        self._timer.end(mark)
+        wanted = [number for number, one in zip(plan.requests, plan.samples, strict=True) if one]
+        self._last = _LastTokens(sampled.tokens, {number: i for i, number in enumerate(wanted)})
+        if self._config.device == "cpu":
+            return _Launched(sampled.tokens, sampled.finite, mark, None)
+        tokens = sampled.tokens.to("cpu", non_blocking=True)
+        finite = sampled.finite.to("cpu", non_blocking=True)
+        copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        copied.record()
+        return _Launched(tokens, finite, mark, copied)
+
+    def _fill_unread(self, filled: Filled) -> None:
+        """Put the tokens of the step before, which the host has not read, into the inputs."""
+        assert self._last.tokens is not None, "a placeholder with no step before it"
+        device = self._last.tokens.device
+        indices = torch.tensor([index for index, _ in filled.unread], device=device)
+        places = [self._last.places[request] for _, request in filled.unread]
+        tokens = self._last.tokens.index_select(0, torch.tensor(places, device=device))
+        filled.step.input_ids.index_copy_(0, indices, tokens)
+
+    @torch.inference_mode()
+    def _collect(self, plan: Plan, filled: Filled, launched: _Launched) -> StepOutput:
+        """Wait for the step's tokens and report what was wrong with a row."""
+        if launched.copied is not None:
+            launched.copied.synchronize()
+        errors: dict[int, str] = {}
+        if not bool(launched.finite.all()):
+            rows = [row for row, samples in enumerate(plan.samples) if samples]
+            for place in (~launched.finite).nonzero().flatten().tolist():
+                row = rows[place]
+                errors[plan.requests[row]] = f"its logits were not finite in step {plan.step}"
+                self._kernels.clear_blocks(self._cache, list(plan.block_tables[row]))
+        return StepOutput(
+            tokens=launched.tokens.tolist(),
+            device_ns=self._timer.read_ns(launched.mark),
+            padding_tokens=filled.padding_tokens,
+            bucket=filled.bucket,
+            errors=errors,
+        )
+
+
+def _allocate(config: EngineConfig, spec: ModelSpec, choice: Choice) -> Cache:
+    assert config.kv_blocks is not None
+    try:
+        return choice.backend.allocate_kv(
+            attention_shape(spec),
+            config.kv_blocks + 1,  # block 0 belongs to padding rows
+            config.block_size,
+            TORCH_DTYPES[config.dtype],
+            config.device,
+        )
+    except RuntimeError as error:
+        raise ConfigError(
+            f"--kv-blocks {config.kv_blocks}: the KV cache does not fit into memory "
+            f"({str(error).splitlines()[0]})"
+        ) from error
+
+
+def _packed_batch(config: EngineConfig) -> PackedBatch:
+    assert config.max_model_len is not None
+    most = max((*config.buckets, config.max_num_seqs))
+    return PackedBatch(
+        tokens=max(config.max_num_batched_tokens, most),
+        rows=most,
+        model_len=config.max_model_len,
+        block_tokens=config.block_size,
+        device=config.device,
+    )
+
+
+def _idle_plan(rows: int, tokens: int, config: EngineConfig) -> Plan:
+    """Return a plan of rows that belong to nobody and lie in block 0."""
+    blocks = -(-tokens // config.block_size)
+    return Plan(
+        step=0,
+        token_budget=rows * tokens,
+        requests=[-1 - row for row in range(rows)],
+        epochs=[0] * rows,
+        start_positions=[0] * rows,
+        token_counts=[tokens] * rows,
+        token_ids=[0] * (rows * tokens),
+        block_tables=[[0] * blocks] * rows,
+        kv_block_counts=[blocks] * rows,
+        samples=[True] * rows,
+        sampling=[SamplingParams(temperature=0.0)] * rows,
+        output_indices=[0] * rows,
+    )
