@@ -165,8 +165,8 @@ class Generation:
 
     def abandon(self, cause: CancelCause) -> None:
         """Abort every sequence that has not finished; the first cause counts."""
-        self._cause = self._cause or cause
         for choice in self._open():
+            self._cause = self._cause or cause
             choice.finish_reason = "cancelled"
             self._parts.engine.abort(
                 choice.sequence,

@@ -1,0 +1,291 @@
+"""The life of a server: put together, started, drained and ended in order.
+
+Owns start and stop of every part and the reaction to signals; server/cli.py calls `serve` once.
+The first signal stops admission and lets running requests finish, a second one ends them. Must
+leave nothing half written: the engine ends before history does, history before the process.
+"""
+
+import asyncio
+import contextlib
+import logging
+import secrets
+import signal
+import socket
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from importlib.metadata import version
+from pathlib import Path
+
+import jinja2
+import uvicorn
+
+from engine.messages import Progress
+from engine.spec import ModelSpec, TokenizerMetadata, read_spec, read_tokenizer_metadata
+from server.app import build_app
+from server.chat_template import ChatTemplate
+from server.clock import Clock
+from server.config import ServerConfig, shown
+from server.context import Context
+from server.demo import fetch_demo_model
+from server.engine_client import EngineClient, EngineFailed, Identity
+from server.errors import engine_down
+from server.generation import Generations, Parts
+from server.log import facts
+from server.tokenizer import Tokenizer, build_tokenizer
+from telemetry.bus import Bus
+from telemetry.history import History
+from telemetry.metrics import Metrics
+from telemetry.records import CancelCause
+
+PROGRESS_S = 0.2
+CUT_S = 2.0
+"""How long ended streams get to write their last event."""
+
+
+class StartError(Exception):
+    """The server cannot start: one line for the operator."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Model:
+    """What is known of the model before any engine runs."""
+
+    names: tuple[str, ...]
+    spec: ModelSpec
+    metadata: TokenizerMetadata
+    tokenizer: Tokenizer
+
+
+class Web(uvicorn.Server):
+    """uvicorn without its signal handlers: who stops, and when, is decided in `serve`."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leave signals alone."""
+        yield
+
+
+def listen(config: ServerConfig) -> socket.socket:
+    """Return a socket bound to the address, so that a taken port shows before the model loads."""
+    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
+    listening = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        # A connection whose client takes no byte is cut by the kernel, a while after our own
+        # watch has given its requests up; accepted connections inherit this.
+        stall_ms = int(2000 * config.client_stall_s)
+        listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, stall_ms)
+        listening.bind((config.host, config.port))
+    except OSError as error:
+        listening.close()
+        place = f"{config.host}:{config.port}"
+        raise StartError(f"cannot listen on {place}: {error.strerror or error}") from error
+    return listening
+
+
+def load_model(config: ServerConfig) -> Model:
+    """Return the model's metadata and tokenizer; raises SpecError or DemoError."""
+    log = logging.getLogger("iterscope")
+    asked = config.engine.model
+    path = str(fetch_demo_model(log.info)) if asked == "demo" else asked
+    spec = read_spec(path)
+    metadata = read_tokenizer_metadata(path)
+    own = Path(path).resolve().name.removesuffix(".gguf")
+    names = dict.fromkeys((config.served_model_name or own, asked))
+    return Model(
+        names=tuple(names), spec=spec, metadata=metadata, tokenizer=build_tokenizer(metadata)
+    )
+
+
+def _template(metadata: TokenizerMetadata) -> tuple[ChatTemplate | None, str]:
+    """Return the model's chat template, or None and why there is none."""
+    if metadata.chat_template is None:
+        return None, "it has none"
+    named = {"bos_token": metadata.bos_token, "eos_token": metadata.eos_token}
+    tokens = {name: token for name, token in named.items() if token is not None}
+    try:
+        return ChatTemplate(metadata.chat_template, tokens), ""
+    except jinja2.TemplateSyntaxError as error:
+        return None, f"line {error.lineno}: {error.message}"
+
+
+def build_context(config: ServerConfig, model: Model) -> Context:
+    """Return the parts of a server, put together and not started. Needs a running event loop."""
+    clock = Clock.start()
+    run_id = time.strftime("%Y%m%dT%H%M%S", time.gmtime()) + "-" + secrets.token_hex(3)
+    bus = Bus(run_id=run_id, capacity=config.telemetry.ring_records)
+    engine = EngineClient(
+        config=replace(config.engine, model=model.spec.path),
+        identity=Identity(replica=config.replica, model=model.names[0]),
+        bus=bus,
+        clock=clock,
+        spec=model.spec,
+    )
+    template, template_fault = _template(model.metadata)
+    history = History(bus=bus, config=config.telemetry)
+    parts = Parts(
+        engine=engine,
+        tokenizer=model.tokenizer,
+        bus=bus,
+        clock=clock,
+        eos_ids=frozenset(model.spec.eos_ids),
+    )
+    return Context(
+        config=config,
+        clock=clock,
+        bus=bus,
+        history=history,
+        metrics=Metrics(
+            bus=bus,
+            model_name=model.names[0],
+            vllm_names=config.telemetry.vllm_metrics,
+            sources={
+                "iterscope_history_degraded": lambda: float(history.status().degraded),
+                "iterscope_history_bytes": lambda: float(history.status().bytes),
+                "iterscope_history_lost_total": lambda: float(history.status().lost),
+            },
+        ),
+        spec=model.spec,
+        engine=engine,
+        tokenizer=model.tokenizer,
+        template=template,
+        template_fault=template_fault,
+        generations=Generations(parts),
+        model_names=model.names,
+    )
+
+
+class Life:
+    """One server from start to end, on one event loop."""
+
+    def __init__(self, config: ServerConfig, model: Model, listening: socket.socket) -> None:
+        self._config = config
+        self._listening = listening
+        self._log = logging.getLogger("iterscope")
+        self._context = build_context(config, model)
+        self._web = Web(
+            uvicorn.Config(
+                build_app(self._context),
+                http="httptools",
+                ws="none",
+                lifespan="off",
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                timeout_graceful_shutdown=int(CUT_S),
+            )
+        )
+        self._signals = 0
+        self._signalled = asyncio.Condition()
+
+    async def run(self) -> None:
+        """Serve until a signal; raises StartError when the engine cannot start."""
+        context = self._context
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self._on_signal)
+        web = asyncio.create_task(self._web.serve(sockets=[self._listening]))
+        context.history.start()
+        context.metrics.start()
+        try:
+            await context.engine.start()
+            stopped = asyncio.create_task(self._after_signals(1))
+            served = asyncio.create_task(self._serve())
+            await asyncio.wait((web, stopped, served), return_when=asyncio.FIRST_COMPLETED)
+            if served.done():
+                served.result()
+            served.cancel()
+            await self._drain()
+        finally:
+            await self._end(web)
+
+    def url(self) -> str:
+        """Return where the server listens."""
+        host, port = self._listening.getsockname()[:2]
+        return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+    # ---- start
+
+    async def _serve(self) -> None:
+        """Tell of the loading and of its end; then wait for ever."""
+        context = self._context
+        self._log.info("Iterscope %s, listening on %s", version("iterscope"), self.url())
+        self._log.info("settings: %s", facts(shown(self._config)))
+        if context.template is None:
+            self._log.warning("no chat template (%s): completions only", context.template_fault)
+        settled = asyncio.create_task(context.engine.wait_settled())
+        told: Progress | None = None
+        while not settled.done():
+            progress = context.engine.progress
+            if progress is not None and (told is None or progress.stage != told.stage):
+                told = progress
+                self._log.info("loading: %s (%.0f %%)", progress.stage, 100 * progress.fraction)
+            await asyncio.wait((settled,), timeout=PROGRESS_S)
+        try:
+            settled.result()
+        except EngineFailed as error:
+            raise StartError(str(error)) from error
+        run = context.engine.run
+        assert run is not None
+        context.history.announce(self.url())
+        self._log.info("engine: %s", run.config)
+        self._log.info(
+            "ready in %.1f s: %s", context.clock.now_ns() / 1e9, f"{self.url()}/dashboard/"
+        )
+        await asyncio.Event().wait()
+
+    # ---- stop
+
+    def _on_signal(self) -> None:
+        self._signals += 1
+        asyncio.get_running_loop().create_task(self._tell())
+
+    async def _tell(self) -> None:
+        async with self._signalled:
+            self._signalled.notify_all()
+
+    async def _after_signals(self, count: int) -> None:
+        async with self._signalled:
+            await self._signalled.wait_for(lambda: self._signals >= count)
+
+    async def _drain(self) -> None:
+        """Refuse new requests, let running ones finish for drain_s, then end them."""
+        generations = self._context.generations
+        generations.admitting = False
+        if not generations.live():
+            return
+        self._log.info(
+            "stopping: %d requests get %g s to finish",
+            len(generations.live()),
+            self._config.drain_s,
+        )
+        idle = asyncio.create_task(generations.idle())
+        hurried = asyncio.create_task(self._after_signals(2))
+        await asyncio.wait(
+            (idle, hurried), timeout=self._config.drain_s, return_when=asyncio.FIRST_COMPLETED
+        )
+        cause: CancelCause = "shutdown" if hurried.done() else "drain"
+        hurried.cancel()
+        generations.cancel_all(cause, engine_down("the server is shutting down", retry_after_s=5))
+        await asyncio.wait((idle,), timeout=CUT_S)
+        idle.cancel()
+
+    async def _end(self, web: "asyncio.Task[None]") -> None:
+        context = self._context
+        context.generations.admitting = False
+        # The method and not the flag: the library of the telemetry stream hooks into it, and
+        # would otherwise keep its streams open until uvicorn loses patience.
+        self._web.handle_exit(signal.SIGTERM, None)
+        await asyncio.wait((web,), timeout=2 * CUT_S)
+        await context.engine.stop()
+        await asyncio.to_thread(context.history.close)
+        context.metrics.stop()
+        context.tokenizer.close()
+        self._listening.close()
+        self._log.info("stopped")
+
+
+async def serve(config: ServerConfig, model: Model, listening: socket.socket) -> None:
+    """Run one server until it is told to stop; raises StartError."""
+    await Life(config, model, listening).run()
