@@ -104,6 +104,7 @@ class Bus:
         self._counts = [0] * len(KINDS)
         self._begun = 0  # the record being published; equals the head's seq between publishes
         self._readers: dict[str, int] = {}
+        self._lost: dict[str, int] = {}
         self._readers_lock = threading.Lock()
 
     @property
@@ -157,15 +158,26 @@ class Bus:
         assert 0 <= after_seq <= self.head
         with self._readers_lock:
             self._readers[label] = self._readers.get(label, 0) + 1
+            self._lost.setdefault(label, 0)
         return Reader(self, after_seq, label)
 
-    def readers(self, label: str) -> int:
-        """Return how many readers with this label are open."""
-        return self._readers.get(label, 0)
+    def readers(self) -> dict[str, int]:
+        """Return how many readers are open, by label."""
+        with self._readers_lock:
+            return self._readers.copy()
+
+    def losses(self) -> dict[str, int]:
+        """Return how many records readers lost in all, by label, closed readers included."""
+        with self._readers_lock:
+            return self._lost.copy()
 
     def holds(self, seq: int) -> bool:
         """Return whether a reader that has seen `seq` can go on without loss."""
         return self._tail.seq <= seq <= self.head
+
+    def _count_loss(self, label: str, lost: int) -> None:
+        with self._readers_lock:
+            self._lost[label] += lost
 
     def _release(self, label: str) -> None:
         with self._readers_lock:
@@ -239,6 +251,7 @@ class Reader:
             by_kind = self._lost_by_kind(entries)
             batch = Batch(entries, lost, self.seq + 1, start - 1, by_kind)
             self.lost_total += lost
+            self._bus._count_loss(self._label, lost)
             self.seq = start - 1
             self._tally = None
         if entries:

@@ -110,6 +110,7 @@ class History:
 
     def close(self, deadline_s: float = 5.0) -> bool:
         """Store what is published, checkpoint, let go of the folder; False when out of time."""
+        self.queries.close()
         if self._thread is None:
             return True
         self._stopping = True

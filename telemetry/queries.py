@@ -10,6 +10,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import date, datetime, timedelta
@@ -24,6 +25,7 @@ ROWS_A_FETCH = 1000
 BYTES_MAX = 32 * 2**20
 SQL_CHARACTERS_MAX = 100_000
 AT_ONCE = 2
+WAITING_MAX = 32
 INTERRUPT_PERIOD_S = 0.05
 
 _PATH = re.compile(r"(?<![\w/])~?(?:/[\w.+@-]+){2,}/?|(?<=[\"'])/[^\"']*(?=[\"'])")
@@ -66,7 +68,10 @@ class QueryResult:
 
 
 class QueryRunner:
-    """Answers queries on cursors that `connect` opens, at most two at once, from any thread."""
+    """Answers queries on cursors that `connect` opens: at once with `run`, in turn with `submit`.
+
+    `submit` runs two at a time on threads of its own, so that slow queries hold no other work up.
+    """
 
     def __init__(
         self,
@@ -78,41 +83,54 @@ class QueryRunner:
         self._connect = connect
         self._rows_max = rows_max
         self._deadline_s = deadline_s
-        self._slots = threading.BoundedSemaphore(AT_ONCE)
+        self._waiting = threading.BoundedSemaphore(WAITING_MAX)
+        self._threads = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="query")
+
+    def submit(
+        self, sql: str, parameters: Sequence[object], before: Callable[[], object]
+    ) -> Future[QueryResult]:
+        """Answer one SELECT in its turn, after calling `before` on the query's thread.
+
+        Raises QueryUnavailable at once when too many wait already.
+        """
+        if not self._waiting.acquire(blocking=False):
+            raise QueryUnavailable("too many queries at once")
+
+        def answer() -> QueryResult:
+            before()
+            return self.run(sql, parameters)
+
+        future = self._threads.submit(answer)
+        future.add_done_callback(lambda _: self._waiting.release())
+        return future
 
     def run(self, sql: str, parameters: Sequence[object] = ()) -> QueryResult:
-        """Answer one SELECT; raises QueryError. Waiting for a turn counts against the deadline."""
+        """Answer one SELECT on the calling thread, within the deadline; raises QueryError."""
         if len(sql) > SQL_CHARACTERS_MAX:
             raise QueryError(f"a query has at most {SQL_CHARACTERS_MAX} characters")
-        started = time.monotonic()
-        if not self._slots.acquire(timeout=self._deadline_s):
-            raise QueryUnavailable("too many queries at once")
+        cursor = self._connect()
         try:
-            cursor = self._connect()
-            left_s = self._deadline_s - (time.monotonic() - started)
-            try:
-                with _interrupted_after(cursor, left_s) as expired:
-                    return self._answer(cursor, sql, parameters, started)
-            except duckdb.InterruptException as error:
-                raise QueryError(f"stopped at its deadline of {self._deadline_s:g} s") from error
-            except duckdb.Error as error:
-                if expired.is_set():
-                    raise QueryError(
-                        f"stopped at its deadline of {self._deadline_s:g} s"
-                    ) from error
-                raise _explained(error, sql) from error
-            finally:
-                cursor.close()
+            with _interrupted_after(cursor, self._deadline_s) as expired:
+                return self._answer(cursor, sql, parameters)
+        except duckdb.Error as error:
+            if expired.is_set():
+                late = f"stopped at its deadline of {self._deadline_s:g} s"
+                raise QueryError(late) from error
+            raise _explained(error, sql) from error
         finally:
-            self._slots.release()
+            cursor.close()
+
+    def close(self) -> None:
+        """Start no query any more; one that runs goes on to its deadline at most."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _answer(
         self,
         cursor: duckdb.DuckDBPyConnection,
         sql: str,
         parameters: Sequence[object],
-        started: float,
     ) -> QueryResult:
+        started = time.monotonic()
         statements = cursor.extract_statements(sql)
         if len(statements) != 1 or statements[0].type != duckdb.StatementType.SELECT:
             raise QueryError("a query is exactly one SELECT")

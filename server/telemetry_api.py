@@ -1,0 +1,128 @@
+"""Telemetry over HTTP: the live stream, SQL on the history, and the schema of both.
+
+Owns the routes under /telemetry/ and the reading of their parameters; server/app.py puts
+`telemetry_routes` in its table. Answers errors in OpenAI's shape. Must never run a query on the
+event loop, and never let a parameter choose anything but what to read.
+"""
+
+import asyncio
+import math
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from server.context import context_of
+from server.errors import ApiError, invalid
+from server.telemetry_stream import StreamRequest, TelemetryStream
+from telemetry.queries import QueryError, QueryUnavailable
+from telemetry.records import KINDS
+from telemetry.schema import describe
+
+HZ_DEFAULT, HZ_MIN, HZ_MAX = 15.0, 1.0, 60.0
+SQL_BODY_BYTES_MAX = 2**20
+FLUSH_S = 1.0
+JSON = "application/json"
+
+Scalar = str | int | float | bool | None
+
+
+class SqlRequest(msgspec.Struct, frozen=True):
+    """The body of POST /telemetry/sql."""
+
+    sql: str
+    parameters: list[Scalar] = []
+
+
+async def stream(request: Request) -> TelemetryStream:
+    """GET /telemetry/stream: the record as it happens."""
+    context = context_of(request)
+    config = context.config
+    query = request.query_params
+    place = request.headers.get("last-event-id") or query.get("last_event_id") or None
+    asked = StreamRequest(
+        place=place, kinds=_kinds(query.get("kinds")), hz=_hz(query.get("hz", str(HZ_DEFAULT)))
+    )
+    return TelemetryStream(
+        context.bus,
+        asked,
+        readers_max=config.telemetry.stream_readers_max,
+        client_stall_s=config.client_stall_s,
+    )
+
+
+async def sql(request: Request) -> Response:
+    """POST /telemetry/sql: one SELECT over the history, everything published so far included."""
+    history = context_of(request).history
+    asked = await _sql_request(request)
+    try:
+        answer = history.queries.submit(
+            asked.sql, asked.parameters, before=lambda: history.flush(FLUSH_S)
+        )
+        result = await asyncio.wrap_future(answer)
+    except QueryUnavailable as error:
+        raise ApiError(503, error.message, code="sql_unavailable") from error
+    except QueryError as error:
+        return _sql_error(error)
+    return Response(await asyncio.to_thread(result.json), media_type=JSON)
+
+
+async def schema(request: Request) -> Response:
+    """GET /telemetry/schema: tables, views and event bodies, with meanings and units."""
+    body = {"run_id": context_of(request).bus.run_id, **describe()}
+    return Response(msgspec.json.encode(body), media_type=JSON)
+
+
+telemetry_routes = (
+    Route("/telemetry/stream", stream, methods=["GET"]),
+    Route("/telemetry/sql", sql, methods=["POST"]),
+    Route("/telemetry/schema", schema, methods=["GET"]),
+)
+
+
+def _kinds(text: str | None) -> frozenset[str] | None:
+    if text is None:
+        return None
+    kinds = frozenset(part.strip() for part in text.split(",") if part.strip())
+    if not kinds or not kinds <= KINDS.keys():
+        raise invalid("kinds", f"kinds must be some of {', '.join(KINDS)}")
+    return kinds
+
+
+def _hz(text: str) -> float:
+    try:
+        hz = float(text)
+    except ValueError:
+        hz = math.nan
+    if math.isnan(hz):
+        raise invalid("hz", "hz must be a number")
+    return min(HZ_MAX, max(HZ_MIN, hz))
+
+
+async def _sql_request(request: Request) -> SqlRequest:
+    body = bytearray()
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > SQL_BODY_BYTES_MAX:
+            raise ApiError(413, f"the body is over {SQL_BODY_BYTES_MAX} bytes")
+    try:
+        return msgspec.json.decode(body, type=SqlRequest)
+    except msgspec.DecodeError as error:
+        raise invalid("sql", f'the body must be {{"sql": "...", "parameters": []}}: {error}') from (
+            error
+        )
+
+
+def _sql_error(error: QueryError) -> Response:
+    """Return the 400 of a query: OpenAI's shape, and where in the text the fault is."""
+    body = {
+        "error": {
+            "message": error.message,
+            "type": "invalid_request_error",
+            "param": "sql",
+            "code": "sql_error",
+            "position": error.position,
+        }
+    }
+    return Response(msgspec.json.encode(body), status_code=400, media_type=JSON)
