@@ -34,9 +34,10 @@ def build(
     runner.warm_up(progress)
     assert resolved.kv_blocks is not None
     pool = KVPool(blocks=resolved.kv_blocks, block_tokens=resolved.block_size)
-    policy = POLICIES[resolved.scheduling_policy]()
+    policy = POLICIES[resolved.scheduling_policy](resolved)
     scheduler = Scheduler(config=resolved, pool=pool, policy=policy, eos_ids=spec.eos_ids)
-    core = Core(scheduler=scheduler, runner=runner, clock=clock, emit=emit)
+    depth = resolved.loop_depth
+    core = Core(scheduler=scheduler, runner=runner, clock=clock, emit=emit, depth=depth)
     return core, _run_record(resolved, spec, runner)
 
 

@@ -5,13 +5,14 @@ which carry vLLM's names where the meaning is the same. `resolve` removes every 
 or raises ConfigError naming the flag. Knows no torch: the device's facts are handed in.
 """
 
+import math
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from engine.spec import ModelSpec
 
-POLICY_NAMES = ("decode_first", "fcfs")
-BATCHING_MODES = ("continuous",)
+POLICY_NAMES = ("decode_first", "fcfs", "priority", "fair")
+BATCHING_MODES = ("continuous", "static", "dynamic")
 DTYPES = ("auto", "f32", "bf16")
 DTYPE_BYTES = {"f32": 4, "bf16": 2}
 
@@ -37,8 +38,18 @@ class EngineConfig:
     kv_blocks: int | None = setting("KV blocks that requests may use", None)
     kv_cache_memory: int = setting("bytes for the KV cache when --kv-blocks is not given", 2**30)
     batching: str = setting("how batches form", "continuous", BATCHING_MODES)
+    window_ms: int = setting("milliseconds a dynamic batch waits for company", 50)
+    static_max_tokens: int = setting("max_tokens of requests without one, in fixed batches", 256)
+    loop_depth: int = setting("steps in flight; 2 plans the next before this one is done", 1)
     scheduling_policy: str = setting("who goes first", "decode_first", POLICY_NAMES)
     enable_chunked_prefill: bool = setting("let a prompt span several steps", True)
+    long_prefill_tokens: int | None = setting("most prompt tokens of one request a step", None)
+    partial_prefills_max: int | None = setting("most prompts computed in part at a time", None)
+    tenant_seqs_max: int | None = setting("most running sequences of one tenant (fair)", None)
+    tenant_weights: str = setting("shares of tenants (fair): name=weight, comma separated", "")
+    tenants_max: int = setting("most tenants told apart (fair); the rest share one line", 1000)
+    priority_age_ms: int = setting("waiting that makes up for one level of priority", 10_000)
+    policy_preemptions_max: int = setting("most preemptions by policy in one step", 1)
     dtype: str = setting("weight and activation type", "auto", DTYPES)
     device: str = setting("cpu, cuda or auto", "auto")
     attention_backend: str = setting("attention kernels, by name", "auto")
@@ -49,6 +60,12 @@ class EngineConfig:
     def buckets(self) -> tuple[int, ...]:
         """Return the decode buckets, ascending."""
         return tuple(sorted({int(part) for part in self.decode_buckets.split(",") if part}))
+
+    @property
+    def weights(self) -> dict[str, float]:
+        """Return tenants' weights by name."""
+        pairs = (part.split("=") for part in self.tenant_weights.split(",") if part)
+        return {name: float(weight) for name, weight in pairs}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,6 +123,15 @@ def _check(config: EngineConfig) -> None:
         ("kv_blocks", 2),
         ("kv_cache_memory", 1),
         ("engine_threads", 1),
+        ("window_ms", 0),
+        ("static_max_tokens", 1),
+        ("loop_depth", 1),
+        ("long_prefill_tokens", 1),
+        ("partial_prefills_max", 1),
+        ("tenant_seqs_max", 1),
+        ("tenants_max", 1),
+        ("priority_age_ms", 1),
+        ("policy_preemptions_max", 0),
     ):
         value = getattr(config, flag)
         if value is not None and value < low:
@@ -127,6 +153,14 @@ def _check(config: EngineConfig) -> None:
         buckets = config.buckets
     except ValueError:
         raise ConfigError("--decode-buckets must be numbers separated by commas") from None
+    try:
+        weights = config.weights
+    except ValueError:
+        raise ConfigError("--tenant-weights must be name=number, separated by commas") from None
+    if not all(0 < weight < math.inf for weight in weights.values()):
+        raise ConfigError("--tenant-weights must be above 0")
+    if config.loop_depth > 2:
+        raise ConfigError("--loop-depth must be 1 or 2")
     if buckets and (buckets[0] < 1 or buckets[-1] > 1024):
         raise ConfigError("--decode-buckets must lie within 1 and 1024")
 

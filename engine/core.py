@@ -111,6 +111,19 @@ class Core:
         """End a sequence early; unknown or ended ones are left as they are."""
         self._aborted |= self.scheduler.abort(abort, self._clock.now_ns())
 
+    def opens_in_ns(self) -> int:
+        """Return how long nothing can be done but wait for a batch to form, 0 otherwise."""
+        if self._flights or self._aborted:
+            return 0
+        return self.scheduler.opens_in_ns(self._clock.now_ns())
+
+    def rest(self) -> None:
+        """Put time spent waiting for a batch to form on record, as an iteration without rows."""
+        now = self._clock.now_ns()
+        tile = Tile(begin=self._tile_from, end=now)
+        self._tile_from = now
+        self._report(self.scheduler.rest(), StepOutput(tokens=[], device_ns=0), tile, [])
+
     def step(self) -> None:
         """Plan, run, commit, emit: launch ahead up to the loop's depth, then commit the oldest."""
         tile = Tile(begin=self._tile_from)
@@ -196,7 +209,7 @@ class Core:
             prefill_tokens=plan.prefill_tokens,
             decode_tokens=plan.decode_tokens,
             padding_tokens=output.padding_tokens,
-            idle_rows=0,
+            idle_rows=len(plan.idle_positions),
             bucket=output.bucket,
             graph=output.graph,
             kv_blocks_used=pool.used,

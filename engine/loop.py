@@ -137,6 +137,11 @@ class Loop:
     def run(self) -> None:
         """Step while there is work, sleep while there is none."""
         while not self._stop.is_set():
+            if delay_ns := self._core.opens_in_ns():
+                self._outbox.flush()
+                self._drain_inbox(timeout_ms=1 + delay_ns // 1_000_000)
+                self._core.rest()
+                continue
             if self._core.has_work:
                 self._drain_inbox(timeout_ms=0)
                 # Arrivals go out before the step that may admit them, so that they are told first.

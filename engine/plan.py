@@ -21,7 +21,9 @@ class Plan:
     the last known token of its sequence, so the runner samples its next one, at output index
     output_indices[i] (0 for the first token after the prompt). block_tables are the pool's live
     lists: read them before the next plan is made. epochs count a sequence's preemptions when it
-    was planned, so that a late result is recognised.
+    was planned, so that a late result is recognised. groups name each row's line, for policies
+    that account by it, else empty. The idle columns are rows that a fixed batch keeps after their
+    end: one token each at its old position, computed after all others and never sampled.
     """
 
     step: int
@@ -36,6 +38,10 @@ class Plan:
     samples: list[bool] = field(default_factory=list)
     sampling: list[SamplingParams] = field(default_factory=list)
     output_indices: list[int] = field(default_factory=list)
+    groups: list[str] = field(default_factory=list)
+    idle_token_ids: list[int] = field(default_factory=list)
+    idle_positions: list[int] = field(default_factory=list)
+    idle_block_tables: list[list[int]] = field(default_factory=list)
     prefill_tokens: int = 0
     decode_tokens: int = 0
     admission_stop: AdmissionStop = "no_waiting"

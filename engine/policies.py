@@ -1,8 +1,9 @@
 """Scheduling policies: who is first in line, who is placed first, who gives way.
 
 Owns the order of everything, as pure functions over read-only requests and a policy's own state,
-which only `charge` changes. The scheduler calls these hooks and never asks a policy's name; adding
-a policy touches this file and one golden timeline. Never changes a request, a plan or the pool.
+which only `joins`, `charge` and `leaves` change. The scheduler calls these hooks and never asks a
+policy's name; adding one touches this file and one golden timeline. Never changes a request, a plan
+or the pool.
 """
 
 from collections.abc import Sequence
@@ -10,6 +11,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Literal
 
+from engine.config import EngineConfig
 from engine.plan import Plan, StepOutput
 from engine.request import Request
 
@@ -22,9 +24,14 @@ class View:
 
     now_ns: int
     running: Sequence[Request]
+    waiting: int
     tokens_left: int
 
 
+OTHER_TENANTS = "(other)"
+DECODE_WEIGHT = 2
+
+by_rank = attrgetter("rank")
 by_arrival = attrgetter("arrival")
 """Order by arrival; equal instants by number, which grows with it."""
 
@@ -35,6 +42,13 @@ class Policy:
     name = "policy"
     overtakes = False
     """Whether planning goes on at the next group's head when `refuse` stopped this one's."""
+    may_preempt = False
+    """Whether `preempts` ever names anybody."""
+    accounts = False
+    """Whether `charge` reads the plan's groups."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        self.config = config
 
     def rank(self, request: Request) -> tuple[int, ...]:
         """Place in line, constant while the request waits; lower goes first."""
@@ -44,6 +58,11 @@ class Policy:
         """Name of the line it stands in."""
         del request
         return ""
+
+    def group_rank(self, group: str) -> float:
+        """Place of a line among the lines; lower goes first."""
+        del group
+        return 0.0
 
     def running_order(self, running: list[Request]) -> list[Request]:
         """Return who is given tokens first."""
@@ -68,8 +87,14 @@ class Policy:
         del request, view
         return None
 
+    def joins(self, request: Request) -> None:
+        """Take note that a request entered the line."""
+
+    def leaves(self, request: Request) -> None:
+        """Take note that a request ended."""
+
     def charge(self, plan: Plan, output: StepOutput) -> None:
-        """Take note of a committed step; the only place where a policy's state changes."""
+        """Take note of a committed step."""
         del plan, output
 
 
@@ -83,6 +108,17 @@ class Fcfs(Policy):
     name = "fcfs"
 
 
+def decodes_first(ordered: list[Request]) -> list[Request]:
+    """Return decodes (one token left to compute), then chunks, each in the order given."""
+    decodes: list[Request] = []
+    chunks: list[Request] = []
+    for request in ordered:
+        known = len(request.tokens) + request.placeholders
+        left = known - request.computed - request.in_flight
+        (chunks if left > 1 else decodes).append(request)
+    return decodes + chunks
+
+
 class DecodeFirst(Policy):
     """Arrival order in line; of the running, decodes before prefill chunks.
 
@@ -93,16 +129,113 @@ class DecodeFirst(Policy):
     name = "decode_first"
 
     def running_order(self, running: list[Request]) -> list[Request]:
-        """Return decodes (one token left to compute) by arrival, then chunks by arrival."""
-        ordered = sorted(running, key=by_arrival)
-        decodes: list[Request] = []
-        chunks: list[Request] = []
-        for request in ordered:
-            known = len(request.tokens) + request.placeholders
-            left = known - request.computed - request.in_flight
-            (chunks if left > 1 else decodes).append(request)
-        return decodes + chunks
+        """Return decodes by arrival, then chunks by arrival."""
+        return decodes_first(sorted(running, key=by_arrival))
 
 
-POLICIES: dict[str, type[Policy]] = {policy.name: policy for policy in (DecodeFirst, Fcfs)}
+class Priority(Policy):
+    """Lower numbers earlier; waiting makes up for a level each priority_age_ms.
+
+    The rank arrived + priority x age never changes while a request waits, and orders it against
+    all others for ever. Starvation bound: a request is overtaken only by those that arrive within
+    priority_age_ms x (its level - the lowest level) after it.
+    """
+
+    name = "priority"
+    may_preempt = True
+
+    def rank(self, request: Request) -> tuple[int, ...]:
+        """Place in line: the instant of arrival, moved by the level."""
+        age_ns = self.config.priority_age_ms * 1_000_000
+        return (request.life.arrived + request.submit.priority * age_ns, request.number)
+
+    def running_order(self, running: list[Request]) -> list[Request]:
+        """Return decodes by rank, then chunks by rank."""
+        return decodes_first(sorted(running, key=by_rank))
+
+    def victim(self, unplaced: Sequence[Request]) -> Request:
+        """Return the last by rank."""
+        return max(unplaced, key=by_rank)
+
+    def preempts(self, candidate: Request, running: Sequence[Request]) -> Request | None:
+        """Return the last by rank of those on a lower level than the candidate, if any."""
+        level = candidate.submit.priority
+        lower = [
+            request
+            for request in running
+            if request.submit.priority > level and request.rank > candidate.rank
+        ]
+        return max(lower, key=by_rank, default=None)
+
+
+class Fair(Policy):
+    """Tenants share what is served: each has a virtual token counter, the least served goes next.
+
+    After "Fairness in Serving Large Language Models" (Sheng et al., OSDI 2024): a counter rises by
+    tokens served over the tenant's weight, decodes counting twice, and a tenant back from idle
+    starts at the least counter of those active. Starvation bound: between two backlogged tenants
+    of equal weight the counters differ by at most one step's tokens and one request's.
+    """
+
+    name = "fair"
+    overtakes = True
+    accounts = True
+
+    def __init__(self, config: EngineConfig) -> None:
+        super().__init__(config)
+        self._weights = config.weights
+        self._counters: dict[str, float] = {}
+        self._live: dict[str, int] = {}
+
+    def group(self, request: Request) -> str:
+        """Return the tenant, or the shared line when too many are told apart already."""
+        tenant = request.submit.tenant
+        if tenant in self._live or len(self._live) < self.config.tenants_max:
+            return tenant
+        return OTHER_TENANTS
+
+    def group_rank(self, group: str) -> float:
+        """Return the tenant's counter."""
+        return self._counters.get(group, 0.0)
+
+    def joins(self, request: Request) -> None:
+        """Count a tenant's live requests; one back from idle gets no credit for its absence."""
+        group = request.group
+        if not self._live.get(group):
+            active = [self._counters[other] for other in self._live]
+            self._counters[group] = max(self._counters.get(group, 0.0), min(active, default=0.0))
+        self._live[group] = self._live.get(group, 0) + 1
+
+    def leaves(self, request: Request) -> None:
+        """Forget a tenant with nothing live, once its counter says nothing any more."""
+        group = request.group
+        self._live[group] -= 1
+        if not self._live[group]:
+            del self._live[group]
+            if len(self._counters) > 2 * self.config.tenants_max:
+                self._counters = {name: self._counters[name] for name in self._live}
+
+    def refuse(self, request: Request, view: View) -> Refusal | None:
+        """Refuse a tenant that runs as many sequences as its quota allows."""
+        quota = self.config.tenant_seqs_max
+        if quota is None:
+            return None
+        running = sum(1 for other in view.running if other.group == request.group)
+        return "policy" if running >= quota else None
+
+    def charge(self, plan: Plan, output: StepOutput) -> None:
+        """Raise the counters by what the step served."""
+        del output
+        for group, start, count, samples in zip(
+            plan.groups, plan.start_positions, plan.token_counts, plan.samples, strict=True
+        ):
+            weight = self._weights.get(group, 1.0)
+            decode = start > 0 and count == 1 and samples
+            served = count * (DECODE_WEIGHT if decode else 1)
+            self._counters[group] = self._counters.get(group, 0.0) + served / weight
+
+
+POLICIES: dict[str, type[Policy]] = {
+    policy.name: policy for policy in (DecodeFirst, Fcfs, Priority, Fair)
+}
 """Policies by the name that --scheduling-policy takes."""

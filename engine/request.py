@@ -136,14 +136,6 @@ class Request:
         ids = self.tokens[start : start + count]
         return ids + [PLACEHOLDER] * (count - len(ids))
 
-    def check(self) -> None:
-        """Assert what must hold of one sequence after every step."""
-        assert 0 <= self.computed <= self.highest <= self.known, self
-        assert min(self.in_flight, self.flights, self.placeholders, self.undelivered) >= 0, self
-        assert self.output_tokens <= self.submit.max_tokens, self
-        if self.finish in ("stop", "length") and self.life.cancel_requested is None:
-            assert self.computed == self.prompt_tokens + self.output_tokens - 1, self
-
 
 def start_record(request: Request) -> RequestStart:
     """Return the record of a sequence entering the queue."""

@@ -6,9 +6,12 @@ prefill, decode, resumption and prefix hits are all "known - computed - in fligh
 and blocks go". Never touches tensors or clocks, and never asks a policy for its name.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
+from engine.admission import Admission
+from engine.batching import BATCHING
 from engine.config import EngineConfig
+from engine.draft import Draft
 from engine.kv import KVPool
 from engine.messages import Abort, Delta, Submit
 from engine.plan import Plan, StepOutput
@@ -19,12 +22,20 @@ from telemetry.records import AdmissionStop, Finish, PreemptionCause
 
 
 class Scheduler:
-    """Plans over `config` (resolved). `eos_ids` end a sequence unless it ignores them."""
+    """Plans over `config` (resolved). `eos_ids` end a sequence unless it ignores them.
+
+    is_ready says whether what a sequence depends on (a grammar, an adapter) has been prepared.
+    """
 
     def __init__(
-        self, *, config: EngineConfig, pool: KVPool, policy: Policy, eos_ids: Sequence[int]
+        self,
+        *,
+        config: EngineConfig,
+        pool: KVPool,
+        policy: Policy,
+        eos_ids: Sequence[int],
+        is_ready: Callable[[Request], bool] | None = None,
     ) -> None:
-        assert config.max_model_len is not None, "the configuration is not resolved"
         self.config = config
         self.pool = pool
         self.policy = policy
@@ -33,10 +44,13 @@ class Scheduler:
         self.waiting = WaitingLine()
         self.kv_tokens = 0
         self.steps = 0
+        self.batching = BATCHING[config.batching](config)
+        self._admission = Admission(
+            config=config, pool=pool, policy=policy, batching=self.batching, is_ready=is_ready
+        )
+        self._held = 0
         self._eos_ids = frozenset(eos_ids)
-        self._model_len = config.max_model_len
         self._budget = config.max_num_batched_tokens
-        self._watermark = max(1, pool.blocks_total // 100)
         self._deltas: list[Delta] = []
         self._ended: list[Request] = []
 
@@ -48,37 +62,37 @@ class Scheduler:
         request = Request.create(submit, now_ns, self._eos_ids)
         request.rank = self.policy.rank(request)
         request.group = self.policy.group(request)
+        self.policy.joins(request)
         self.requests[request.number] = request
         self.waiting.push(request)
-        if refusal := self._infeasible(request):
+        if refusal := self._admission.infeasible(request):
             self._fail(request, refusal, now_ns)
-            self._retire(request)
+            self._settle(request, now_ns)
         return request
 
     def abort(self, abort: Abort, now_ns: int) -> bool:
         """End a live sequence early; False when it is unknown or has ended already."""
         request = self.requests.get(abort.request)
-        if request is None or request.state == "finished":
+        if request is None or request.finish is not None:
             return False
         request.life.cancel_requested = now_ns
         request.cancel_cause = abort.cancel_cause
         request.error = abort.error
         request.undelivered = max(0, request.output_tokens - abort.delivered_tokens)
         self._end(request, abort.finish, now_ns)
-        self._deltas.append(Delta(request.number, [], abort.finish, abort.error))
-        self._retire(request)
+        self._settle(request, now_ns)
         return True
 
     # ---- planning
 
     def plan(self, now_ns: int) -> Plan:
         """Reserve a step: running sequences first, then those in line while they fit."""
-        self.steps += 1
-        plan = Plan(step=self.steps, token_budget=self._budget)
-        rows: list[Request] = []
-        left = self._place_running(plan, rows)
-        self._admit_waiting(plan, rows, left, now_ns)
-        self._seal(plan, rows)
+        draft = self._open(now_ns)
+        if self.policy.may_preempt:
+            self._make_room(draft, now_ns)
+        self._place_running(draft)
+        self._admit_waiting(draft, now_ns)
+        plan = draft.seal(groups=self.policy.accounts)
         plan.kv_blocks_peak = self.pool.used
         return plan
 
@@ -88,28 +102,77 @@ class Scheduler:
         assert not plan.preempted
         self.steps -= 1
 
-    def _place_running(self, plan: Plan, rows: list[Request]) -> int:
-        """Give running sequences their tokens in the policy's order; return the budget left."""
-        left = self._budget
+    def rest(self) -> Plan:
+        """Return an empty plan for time in which a closed batch kept everybody waiting."""
+        self.steps += 1
+        head = self.waiting.head()
+        plan = Plan(step=self.steps, token_budget=self._budget, kv_blocks_peak=self.pool.used)
+        plan.admission_stop = "batch_closed"
+        plan.admission_blocker = head.number if head else None
+        return plan
+
+    def opens_in_ns(self, now_ns: int) -> int:
+        """Return how long nothing can be done but wait for a batch to form."""
+        if self.running or not self.waiting:
+            return 0
+        waiting = len(self.waiting)
+        return self.batching.opens_in_ns(running=0, waiting=waiting, now_ns=now_ns) or 0
+
+    def _open(self, now_ns: int) -> Draft:
+        """Begin a step: number it and ask the policy for its prefill share."""
+        self.steps += 1
+        plan = Plan(step=self.steps, token_budget=self._budget)
+        share = self.policy.prefill_budget(self._view(now_ns, self._budget))
+        draft = Draft(
+            plan,
+            left=self._budget - self._held,
+            prefill_left=self._budget if share is None else share,
+            chunk_max=self.config.long_prefill_tokens or self._budget,
+        )
+        if self._held:
+            for request in self.running:
+                if request.finish is not None:
+                    draft.idle(request)
+        return draft
+
+    def _view(self, now_ns: int, tokens_left: int) -> View:
+        return View(
+            now_ns=now_ns,
+            running=self.running,
+            waiting=len(self.waiting),
+            tokens_left=tokens_left,
+        )
+
+    def _make_room(self, draft: Draft, now_ns: int) -> None:
+        """Let the policy preempt for the first in line when a slot or blocks lack."""
+        for _ in range(self.config.policy_preemptions_max):
+            candidate = self.waiting.head()
+            if candidate is None:
+                return
+            view = self._view(now_ns, draft.left)
+            if self._admission.first_refusal(draft, candidate, view) not in ("seqs", "kv"):
+                return
+            victim = self.policy.preempts(candidate, self.running)
+            if victim is None:
+                return
+            self._preempt(draft.plan, victim, "policy", beneficiary=candidate)
+
+    def _place_running(self, draft: Draft) -> None:
+        """Give running sequences their tokens in the policy's order."""
         block_tokens = self.pool.block_tokens
         order = self.policy.running_order(self.running)
         for index, request in enumerate(order):
             start = request.computed + request.in_flight
             pending = min(len(request.tokens) + request.placeholders, request.computed_max) - start
-            if request.state != "running" or pending <= 0:
+            if pending <= 0 or request.state != "running" or request.finish is not None:
                 continue
-            count = min(pending, left)
-            if count == 0:
-                plan.passed_over.append(request.number)
-                plan.passed_over_reasons.append("budget")
+            count = draft.share(pending)
+            if count <= 0:
+                draft.pass_over(request, "slo" if draft.left else "budget")
             elif start + count <= len(request.blocks) * block_tokens or self._grow(
-                plan, order, index, count
+                draft.plan, order, index, count
             ):
-                rows.append(request)
-                plan.start_positions.append(start)
-                plan.token_counts.append(count)
-                left -= count
-        return left
+                draft.place(request, start, count, pending)
 
     def _grow(self, plan: Plan, order: list[Request], index: int, count: int) -> bool:
         """Get the blocks for `count` more tokens, preempting if need be; False if it gave way."""
@@ -126,83 +189,53 @@ class Scheduler:
         request.blocks.extend(blocks)
         return True
 
-    def _admit_waiting(self, plan: Plan, rows: list[Request], left: int, now_ns: int) -> None:
-        """Admit in rank order until a check refuses; the plan says which, and whom."""
-        while True:
-            request = self.waiting.head()
-            view = View(now_ns=now_ns, running=self.running, tokens_left=left)
-            stop = self._first_refusal(plan, request, view)
-            if request is None or stop is not None:
-                plan.admission_stop = stop or "no_waiting"
-                plan.admission_blocker = request.number if request else None
-                return
-            self.waiting.pop(request)
-            blocks = self.pool.allocate(self.pool.blocks_for(request.known + 1))
-            assert blocks is not None, "the kv check promised these blocks"
-            request.move("running")
-            request.blocks = blocks
-            request.life.admitted = request.life.admitted or now_ns
-            self.running.append(request)
-            plan.admitted.append(request.number)
-            plan.admitted_cached_tokens.append(0)
-            count = min(request.pending, left)
-            rows.append(request)
-            plan.start_positions.append(request.computed)
-            plan.token_counts.append(count)
-            left -= count
-            request.life.first_scheduled = request.life.first_scheduled or now_ns
+    def _admit_waiting(self, draft: Draft, now_ns: int) -> None:
+        """Admit in rank order until a check refuses; the plan says which, and whom.
 
-    def _first_refusal(
-        self, plan: Plan, request: Request | None, view: View
-    ) -> AdmissionStop | None:
-        """Return the first check that keeps a request out, in the closed list's order."""
-        if request is None:
-            return "no_waiting"
-        if len(self.running) >= self.config.max_num_seqs:
-            return "seqs"
-        left = view.tokens_left
-        if left == 0 or (not self.config.enable_chunked_prefill and request.pending > left):
-            return "budget"
-        if "kv" in plan.preempted_causes or not self._fits(request):
-            return "kv"
-        return self.policy.refuse(request, view)
-
-    def _fits(self, request: Request) -> bool:
-        """Whether the whole request may reserve now: every known token and one more.
-
-        The watermark binds only while something runs, so whatever was accepted fits alone.
+        A policy that overtakes lets planning go on at the next group's head; heads that were
+        passed are on record if somebody behind them was admitted.
         """
-        keep = self._watermark if self.running else 0
-        return self.pool.blocks_for(request.known + 1) <= self.pool.available - keep
-
-    def _seal(self, plan: Plan, rows: list[Request]) -> None:
-        """Fill the columns of the placed rows, and take their tokens in flight."""
-        plan.requests = [request.number for request in rows]
-        plan.epochs = [request.epoch for request in rows]
-        plan.block_tables = [request.blocks for request in rows]
-        plan.kv_block_counts = [len(request.blocks) for request in rows]
-        plan.sampling = [request.sampling for request in rows]
-        token_ids = plan.token_ids
-        for request, start, count in zip(
-            rows, plan.start_positions, plan.token_counts, strict=True
-        ):
-            end, tokens = start + count, request.tokens
-            known = len(tokens) + request.placeholders
-            plan.output_indices.append(known - request.prompt_tokens)
-            plan.samples.append(end == known)
-            if count == 1 and start < len(tokens):
-                token_ids.append(tokens[start])
+        plan = draft.plan
+        refused: list[tuple[Request, AdmissionStop]] = []
+        passed = 0
+        while True:
+            request = self.waiting.head(
+                self.policy.group_rank, skip={other.group for other, _ in refused}
+            )
+            stop = self._admission.first_refusal(draft, request, self._view(now_ns, draft.left))
+            if request is not None and stop is None:
+                self._admit(draft, request, now_ns)
+                passed = len(refused)
+            elif request is not None and stop in ("slo", "policy") and self.policy.overtakes:
+                assert stop is not None
+                refused.append((request, stop))
             else:
-                token_ids.extend(request.token_ids(start, count))
-            # By position: below the highest computed is recompute, below the prompt's end
-            # prefill, else decode; one row may hold more than one kind.
-            decode_from = max(start, request.prompt_tokens, request.highest)
-            plan.decode_tokens += max(0, end - decode_from)
-            request.in_flight += count
-            request.flights += 1
-            request.counts.iterations += 1
-            request.placeholders += end == known
-        plan.prefill_tokens = len(token_ids) - plan.decode_tokens
+                break
+        for other, reason in refused[:passed]:
+            draft.pass_over(other, reason)
+        if request is None and refused:
+            request, stop = refused[0]
+        plan.admission_stop = stop or "no_waiting"
+        plan.admission_blocker = request.number if request else None
+        if plan.admitted:
+            self.batching.formed()
+
+    def _admit(self, draft: Draft, request: Request, now_ns: int) -> None:
+        """Make a waiting sequence run: reserve all its blocks and place its first tokens."""
+        self.waiting.pop(request)
+        blocks = self.pool.allocate(self.pool.blocks_for(self.batching.reserves(request)))
+        assert blocks is not None, "the kv check promised these blocks"
+        request.move("running")
+        request.blocks = blocks
+        if request.life.admitted is None:
+            request.life.admitted = now_ns
+            request.life.first_scheduled = now_ns
+        self.running.append(request)
+        draft.plan.admitted.append(request.number)
+        draft.plan.admitted_cached_tokens.append(0)
+        count = draft.share(request.pending)
+        if count > 0:
+            draft.place(request, request.computed, count, request.pending)
 
     def _preempt(
         self, plan: Plan, victim: Request, cause: PreemptionCause, *, beneficiary: Request
@@ -233,7 +266,7 @@ class Scheduler:
             request = requests[number]
             request.flights -= 1
             # A row of a sequence that was preempted or ended since does not count as computed.
-            if request.epoch == epoch and request.state == "running":
+            if request.epoch == epoch and request.in_flight:
                 request.in_flight -= count
                 request.computed += count
                 self.kv_tokens += count
@@ -242,10 +275,10 @@ class Scheduler:
             token = next(sampled) if samples else None
             if errors and number in errors:
                 self._fail(request, errors[number], now_ns)
-            elif token is not None and request.state != "finished":
+            elif token is not None and request.finish is None:
                 self._append(request, token, now_ns)
-            if request.state == "finished":
-                self._retire(request)
+            if request.finish is not None:
+                self._settle(request, now_ns)
         self.policy.charge(plan, output)
 
     def roll_back(self, plan: Plan, error: str, now_ns: int) -> None:
@@ -254,7 +287,7 @@ class Scheduler:
             request = self.requests[number]
             request.flights -= 1
             self._fail(request, error, now_ns)
-            self._retire(request)
+            self._settle(request, now_ns)
 
     def take_deltas(self) -> list[Delta]:
         """Return what clients gained since the last call."""
@@ -278,74 +311,69 @@ class Scheduler:
         request.tokens.append(token)
         if request.life.first_token is None:
             request.life.first_token = now_ns
+        self._deltas.append(Delta(request.number, [token]))
         if token in request.stop_ids:
             self._end(request, "stop", now_ns)
         elif len(request.tokens) > request.computed_max:
             self._end(request, "length", now_ns)
-        self._deltas.append(Delta(request.number, [token], request.finish))
 
     def _fail(self, request: Request, error: str, now_ns: int) -> None:
         """End one sequence with an error, once."""
-        if request.state != "finished":
+        if request.finish is None:
             request.error = error
             self._end(request, "error", now_ns)
-            self._deltas.append(Delta(request.number, [], "error", error))
 
     def _end(self, request: Request, finish: Finish, now_ns: int) -> None:
-        """Finish a sequence in any state; its blocks go back now, its rows in flight are dropped.
+        """Decide a sequence's finish in any state. In a fixed batch its row stays till the end.
 
-        Blocks may serve the next launch at once: the device runs launches in order.
+        Tokens in flight never count as computed: their rows come back late.
         """
-        if request.state == "running":
-            self._release(request)
-        else:
-            self.waiting.abandon()
-        request.move("finished")
         request.finish = finish
         request.placeholders = 0
         request.life.decided = now_ns
+        if request.state != "running":
+            self.waiting.abandon()
+            self._free(request, now_ns)
+        elif self.batching.fixed:
+            request.counts.dropped += request.in_flight
+            request.in_flight = 0
+            self._held += 1
+        else:
+            self._release(request)
+            self._free(request, now_ns)
+
+    def _free(self, request: Request, now_ns: int) -> None:
+        """Finish a decided sequence that holds nothing any more, and tell its client."""
+        request.move("finished")
+        self.policy.leaves(request)
         request.life.freed = now_ns
+        self._deltas.append(Delta(request.number, [], request.finish, request.error))
+
+    def _settle(self, request: Request, now_ns: int) -> None:
+        """Hand an ended sequence over once nothing of it is in flight.
+
+        A fixed batch leaves whole, when the last of its rows is decided; blocks may serve the next
+        launch at once, since the device runs launches in order.
+        """
+        if self._held and self._held == len(self.running):
+            for other in list(self.running):
+                self._release(other)
+                self._free(other, now_ns)
+                self._retire(other)
+            self._held = 0
+        self._retire(request)
 
     def _release(self, request: Request) -> None:
         """Leave the running list and give all blocks back."""
         self.running.remove(request)
         self.pool.release(request.blocks)
         self.kv_tokens -= request.computed
-        # Tokens in flight never count as computed: their rows come back late.
         request.counts.dropped += request.in_flight
         request.in_flight = 0
         request.blocks = []
 
     def _retire(self, request: Request) -> None:
-        """Hand an ended sequence over once nothing of it is in flight."""
-        if request.state == "finished" and not request.flights:
+        """Forget a finished sequence whose last row has come back."""
+        if request.state == "finished" and not request.flights and request.number in self.requests:
             del self.requests[request.number]
             self._ended.append(request)
-
-    def _infeasible(self, request: Request) -> str | None:
-        """Return why a sequence could never run, even alone."""
-        submit = request.submit
-        total = request.prompt_tokens + submit.max_tokens
-        if request.prompt_tokens < 1 or submit.max_tokens < 1:
-            return "a prompt and max_tokens need at least one token"
-        if total > self._model_len:
-            return f"prompt and max_tokens are {total} tokens; the limit is {self._model_len}"
-        return None
-
-    def check(self) -> None:
-        """Assert every invariant; for tests, after each step."""
-        waiting = self.waiting.requests()
-        assert len(waiting) == len(self.waiting)
-        assert all(request.state == "running" for request in self.running)
-        assert all(request.state in ("waiting", "preempted") for request in waiting)
-        assert all(not request.blocks for request in waiting)
-        assert self.kv_tokens == sum(request.computed for request in self.running)
-        live = len(self.running) + len(waiting)
-        in_flight = sum(1 for r in self.requests.values() if r.state == "finished")
-        assert len(self.requests) == live + in_flight
-        for request in self.requests.values():
-            request.check()
-            assert self.pool.blocks_for(request.computed) <= max(len(request.blocks), 0) or (
-                request.state == "finished"
-            )
-        self.pool.check([request.blocks for request in self.running])

@@ -6,6 +6,7 @@ the one writer. Never decides who may run.
 """
 
 import heapq
+from collections.abc import Callable, Collection
 
 from engine.request import Request
 
@@ -29,9 +30,17 @@ class WaitingLine:
         heapq.heappush(heap, (request.rank, request.number, request))
         self._count += 1
 
-    def head(self) -> Request | None:
-        """Return the first in line over all groups, None when nobody waits."""
-        best: tuple[tuple[int, ...], int, Request] | None = None
+    def head(
+        self,
+        group_rank: Callable[[str], float] | None = None,
+        skip: Collection[str] = (),
+    ) -> Request | None:
+        """Return the first in line, None when nobody waits outside the skipped groups.
+
+        Groups compare by group_rank first, their heads by rank; without it by rank alone.
+        """
+        best: Request | None = None
+        best_key: tuple[float, tuple[int, ...], int] | None = None
         for group in list(self._heaps):
             heap = self._heaps[group]
             while heap and heap[0][2].state == "finished":
@@ -39,9 +48,14 @@ class WaitingLine:
                 self._stale -= 1
             if not heap:
                 del self._heaps[group]
-            elif best is None or heap[0][:2] < best[:2]:
-                best = heap[0]
-        return best[2] if best else None
+                continue
+            if group in skip:
+                continue
+            rank, number, request = heap[0]
+            key = (group_rank(group) if group_rank else 0.0, rank, number)
+            if best_key is None or key < best_key:
+                best, best_key = request, key
+        return best
 
     def pop(self, request: Request) -> None:
         """Take out the sequence that `head` returned."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from engine.config import EngineConfig
 from engine.core import Core, Emit
+from engine.invariants import check
 from engine.kv import KVPool
 from engine.messages import Abort, Delta, SamplingParams, Submit
 from engine.plan import Plan, StepOutput
@@ -147,7 +148,7 @@ class Simulation:
         self.runner = FakeRunner(self.clock, self.config.block_size)
         self.emitted = Recorder()
         pool = KVPool(blocks=self.config.kv_blocks, block_tokens=self.config.block_size)
-        policy = POLICIES[self.config.scheduling_policy]()
+        policy = POLICIES[self.config.scheduling_policy](self.config)
         self.scheduler = Scheduler(config=self.config, pool=pool, policy=policy, eos_ids=(EOS,))
         self.core = Core(
             scheduler=self.scheduler,
@@ -158,7 +159,9 @@ class Simulation:
         )
         self.names: dict[int, str] = {}
 
-    def add(self, name: str, prompt_tokens: int, max_tokens: int, *, stop_at: int = 0) -> int:
+    def add(
+        self, name: str, prompt_tokens: int, max_tokens: int, *, stop_at: int = 0, **more: object
+    ) -> int:
         """Submit a sequence; with stop_at n its n-th output token is EOS."""
         number = len(self.names) + 1
         self.names[number] = name
@@ -173,6 +176,7 @@ class Simulation:
                 max_tokens=max_tokens,
                 sampling=SamplingParams(temperature=0.0),
                 received_at_ns=self.clock.ns,
+                **more,  # type: ignore[arg-type]
             )
         )
         return number
@@ -193,11 +197,15 @@ class Simulation:
         """Run steps, checking every invariant after each."""
         for _ in range(count):
             self.core.step()
-            self.scheduler.check()
+            check(self.scheduler)
 
     def drain(self, limit: int = 2000) -> None:
         """Step until nothing is left; too many steps mean no progress."""
         while self.core.has_work:
+            if delay_ns := self.core.opens_in_ns():
+                self.clock.ns += delay_ns
+                self.core.rest()
+                continue
             self.step()
             limit -= 1
             assert limit > 0, "the engine makes no progress"

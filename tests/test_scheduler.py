@@ -18,7 +18,15 @@ from hypothesis.stateful import (
     rule,
 )
 
-from engine.config import ConfigError, DeviceFacts, EngineConfig, resolve
+from engine.config import (
+    BATCHING_MODES,
+    POLICY_NAMES,
+    ConfigError,
+    DeviceFacts,
+    EngineConfig,
+    resolve,
+)
+from engine.invariants import check
 from engine.kv import KVPool
 from engine.messages import Abort
 from engine.spec import ModelSpec
@@ -96,8 +104,10 @@ class SchedulerMachine(RuleBasedStateMachine):
         seqs=st.integers(1, 6),
         budget=st.integers(0, 40),
         chunked=st.booleans(),
-        policy=st.sampled_from(["fcfs", "decode_first"]),
+        policy=st.sampled_from(POLICY_NAMES),
+        batching=st.sampled_from(BATCHING_MODES),
         depth=st.integers(1, 2),
+        caps=st.tuples(*[st.one_of(st.none(), st.integers(1, 9))] * 3),
     )
     def build(
         self,
@@ -107,7 +117,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         budget: int,
         chunked: bool,
         policy: str,
+        batching: str,
         depth: int,
+        caps: tuple[int | None, int | None, int | None],
     ) -> None:
         asked = EngineConfig(
             kv_blocks=blocks,
@@ -116,6 +128,10 @@ class SchedulerMachine(RuleBasedStateMachine):
             max_num_batched_tokens=seqs + budget,
             enable_chunked_prefill=chunked,
             scheduling_policy=policy,
+            batching=batching,
+            long_prefill_tokens=caps[0],
+            partial_prefills_max=caps[1],
+            tenant_seqs_max=caps[2],
         )
         config = resolve(asked, SPEC, FACTS)
         settings = {name: getattr(config, name) for name in EngineConfig.__dataclass_fields__}
@@ -130,7 +146,14 @@ class SchedulerMachine(RuleBasedStateMachine):
         room = self.model_len - prompt
         output = data.draw(st.integers(1, room))
         stop_at = data.draw(st.integers(0, output))
-        self.simulation.add(f"r{len(self.simulation.names)}", prompt, output, stop_at=stop_at)
+        self.simulation.add(
+            f"r{len(self.simulation.names)}",
+            prompt,
+            output,
+            stop_at=stop_at,
+            tenant=data.draw(st.sampled_from(["red", "green", "blue"])),
+            priority=data.draw(st.integers(-2, 2)),
+        )
 
     @rule(data=st.data())
     @precondition(lambda self: self.simulation.names)
@@ -158,7 +181,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     @invariant()
     def sound(self) -> None:
         if hasattr(self, "simulation"):
-            self.simulation.scheduler.check()
+            check(self.simulation.scheduler)
 
     def teardown(self) -> None:
         if not hasattr(self, "simulation"):

@@ -195,6 +195,101 @@ def preemption_ahead() -> Simulation:
     return simulation
 
 
+def static_batch() -> Simulation:
+    """A and B leave together, when B is done; A's row idles until then, and C waits for all."""
+    simulation = Simulation(batching="static", kv_blocks=16)
+    simulation.add("A", 8, 2)
+    simulation.add("B", 20, 5)
+    simulation.step(1)
+    simulation.add("C", 8, 2)
+    simulation.drain()
+    assert simulation.emitted.iterations[2].idle_rows == 1
+    return simulation
+
+
+def static_cancel() -> Simulation:
+    """A cancelled row of a fixed batch stays, idle, until the batch leaves."""
+    simulation = Simulation(batching="static", kv_blocks=16)
+    simulation.add("A", 8, 9)
+    simulation.add("B", 20, 5)
+    simulation.step(2)
+    simulation.cancel("A")
+    simulation.drain()
+    return simulation
+
+
+def dynamic_batch() -> Simulation:
+    """A waits for company until the window ends, B comes within it, C finds it closed."""
+    simulation = Simulation(batching="dynamic", window_ms=5, kv_blocks=16)
+    simulation.add("A", 8, 2)
+    assert simulation.core.opens_in_ns() == 5_000_000
+    simulation.clock.ns += 3_000_000
+    simulation.core.rest()
+    simulation.add("B", 8, 3)
+    simulation.clock.ns += simulation.core.opens_in_ns()
+    simulation.core.rest()
+    simulation.step(1)
+    simulation.add("C", 8, 2)
+    simulation.drain()
+    return simulation
+
+
+def priority_preempts() -> Simulation:
+    """The slots are taken by level 1 when level 0 arrives: the latest of level 1 gives way."""
+    simulation = Simulation(scheduling_policy="priority", max_num_seqs=2, kv_blocks=16)
+    simulation.add("A", 8, 6, priority=1)
+    simulation.add("B", 8, 6, priority=1)
+    simulation.step(2)
+    simulation.add("C", 8, 3, priority=0)
+    simulation.drain()
+    return simulation
+
+
+def priority_ages() -> Simulation:
+    """Z of level 1 has waited long enough: a later Y of level 0 goes after it."""
+    simulation = Simulation(
+        scheduling_policy="priority", max_num_seqs=1, kv_blocks=16, priority_age_ms=2
+    )
+    simulation.add("A", 8, 6, priority=0)
+    simulation.add("Z", 8, 2, priority=1)
+    simulation.step(4)
+    simulation.add("Y", 8, 2, priority=0)
+    simulation.drain()
+    return simulation
+
+
+def fair_tenants() -> Simulation:
+    """Four requests of one tenant stand before one of another, which is served second."""
+    simulation = Simulation(scheduling_policy="fair", max_num_seqs=1, kv_blocks=16)
+    for name in "ABCD":
+        simulation.add(name, 8, 2, tenant="loud")
+    simulation.add("Q", 8, 2, tenant="quiet")
+    simulation.drain()
+    return simulation
+
+
+def fair_quota() -> Simulation:
+    """A tenant at its quota is passed over; the next tenant's head is admitted."""
+    simulation = Simulation(
+        scheduling_policy="fair", max_num_seqs=3, kv_blocks=16, tenant_seqs_max=1
+    )
+    simulation.add("A", 8, 4, tenant="loud")
+    simulation.add("B", 8, 4, tenant="loud")
+    simulation.add("Q", 8, 4, tenant="quiet")
+    simulation.drain()
+    return simulation
+
+
+def capped_prefill() -> Simulation:
+    """One prompt in part at a time, 8 tokens a step of it: C waits for prefill_cap."""
+    simulation = Simulation(kv_blocks=16, long_prefill_tokens=8, partial_prefills_max=1)
+    simulation.add("A", 4, 4)
+    simulation.add("B", 20, 2)
+    simulation.add("C", 20, 2)
+    simulation.drain()
+    return simulation
+
+
 SCENARIOS: tuple[Callable[[], Simulation], ...] = (
     six_rounds,
     late_join,
@@ -213,6 +308,14 @@ SCENARIOS: tuple[Callable[[], Simulation], ...] = (
     six_rounds_ahead,
     early_finish_ahead,
     preemption_ahead,
+    static_batch,
+    static_cancel,
+    dynamic_batch,
+    priority_preempts,
+    priority_ages,
+    fair_tenants,
+    fair_quota,
+    capped_prefill,
 )
 
 

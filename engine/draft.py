@@ -1,0 +1,86 @@
+"""A plan in the making: the rows placed so far, and what is left of the step's budgets.
+
+Owns the arithmetic of budgets and the columns of the finished plan. The scheduler fills one draft a
+step and seals it; nothing else touches it. Decides nothing: who is placed is the scheduler's.
+"""
+
+from engine.plan import Plan
+from engine.request import Request
+
+
+class Draft:
+    """`left` tokens of the budget remain, `prefill_left` of them for rows of several tokens.
+
+    partials counts rows that leave some of their tokens for a later step.
+    """
+
+    __slots__ = ("_chunk_max", "left", "partials", "plan", "prefill_left", "rows")
+
+    def __init__(self, plan: Plan, *, left: int, prefill_left: int, chunk_max: int) -> None:
+        self.plan = plan
+        self.rows: list[Request] = []
+        self.left = left
+        self.prefill_left = prefill_left
+        self.partials = 0
+        self._chunk_max = chunk_max
+
+    def share(self, pending: int) -> int:
+        """Return how many of a row's pending tokens this step may compute."""
+        if pending == 1:
+            return 1 if self.left else 0
+        return min(pending, self.left, self.prefill_left, self._chunk_max)
+
+    def place(self, request: Request, start: int, count: int, pending: int) -> None:
+        """Put a row of `count` tokens from position `start` into the batch."""
+        self.rows.append(request)
+        self.plan.start_positions.append(start)
+        self.plan.token_counts.append(count)
+        self.left -= count
+        if pending > 1:
+            self.prefill_left -= count
+            self.partials += count < pending
+
+    def pass_over(self, request: Request, reason: str) -> None:
+        """Record that a request was given nothing although its turn had come."""
+        self.plan.passed_over.append(request.number)
+        self.plan.passed_over_reasons.append(reason)
+
+    def idle(self, request: Request) -> None:
+        """Let a held row of a fixed batch feed its last token again."""
+        position = max(0, request.computed - 1)
+        self.plan.idle_positions.append(position)
+        self.plan.idle_token_ids.append(request.tokens[position])
+        self.plan.idle_block_tables.append(request.blocks)
+
+    def seal(self, *, groups: bool) -> Plan:
+        """Fill the columns of the placed rows, take their tokens in flight, return the plan."""
+        plan, rows = self.plan, self.rows
+        plan.requests = [request.number for request in rows]
+        plan.epochs = [request.epoch for request in rows]
+        plan.block_tables = [request.blocks for request in rows]
+        plan.kv_block_counts = [len(request.blocks) for request in rows]
+        plan.sampling = [request.sampling for request in rows]
+        if groups:
+            plan.groups = [request.group for request in rows]
+        token_ids = plan.token_ids
+        for request, start, count in zip(
+            rows, plan.start_positions, plan.token_counts, strict=True
+        ):
+            end, tokens = start + count, request.tokens
+            known = len(tokens) + request.placeholders
+            plan.output_indices.append(known - request.prompt_tokens)
+            plan.samples.append(end == known)
+            if count == 1 and start < len(tokens):
+                token_ids.append(tokens[start])
+            else:
+                token_ids.extend(request.token_ids(start, count))
+            # By position: below the highest computed is recompute, below the prompt's end
+            # prefill, else decode; one row may hold more than one kind.
+            decode_from = max(start, request.prompt_tokens, request.highest)
+            plan.decode_tokens += max(0, end - decode_from)
+            request.in_flight += count
+            request.flights += 1
+            request.counts.iterations += 1
+            request.placeholders += end == known
+        plan.prefill_tokens = len(token_ids) - plan.decode_tokens
+        return plan

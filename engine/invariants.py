@@ -1,0 +1,40 @@
+"""What must hold after every step, asserted: the pool, the lists and each sequence agree.
+
+Owns the checks alone; tests call `check` after each step, the engine never does in service. Reads
+everything, changes nothing.
+"""
+
+from engine.request import Request
+from engine.scheduler import Scheduler
+
+
+def check(scheduler: Scheduler) -> None:
+    """Raise AssertionError for the first law that is broken."""
+    waiting = scheduler.waiting.requests()
+    running = scheduler.running
+    assert len(waiting) == len(scheduler.waiting)
+    assert all(request.state == "running" for request in running)
+    assert all(request.state in ("waiting", "preempted") for request in waiting)
+    assert all(not request.blocks for request in waiting)
+    assert len(running) <= scheduler.config.max_num_seqs
+    assert scheduler.kv_tokens == sum(request.computed for request in running)
+    late = sum(1 for request in scheduler.requests.values() if request.state == "finished")
+    assert len(scheduler.requests) == len(running) + len(waiting) + late
+    for request in scheduler.requests.values():
+        check_request(request)
+    for request in running:
+        assert scheduler.pool.blocks_for(request.computed) <= len(request.blocks)
+    scheduler.pool.check([request.blocks for request in running])
+
+
+def check_request(request: Request) -> None:
+    """Raise AssertionError for what cannot be true of one sequence."""
+    assert 0 <= request.computed <= request.highest <= request.known, request
+    counts = (request.in_flight, request.flights, request.placeholders, request.undelivered)
+    assert min(counts) >= 0, request
+    assert request.output_tokens <= request.submit.max_tokens, request
+    assert (request.finish is None) == (request.life.decided is None), request
+    if request.state == "finished":
+        assert request.finish is not None, request
+        assert not request.blocks, request
+        assert not request.in_flight, request
