@@ -1,0 +1,165 @@
+// Owns: the page: theme, keys, the link to the record stream, and the frame loop. Called by:
+// index.html. It is the only module that may touch location, localStorage or
+// requestAnimationFrame (tryit.js and states.js read the page's own address).
+
+import { Clock } from './clock.js';
+import { make, put } from './dom.js';
+import { bindKeys } from './keys.js';
+import { Live } from './live.js';
+import { Notice } from './notice.js';
+import { palette } from './palette.js';
+import { RECORD_KINDS, Source } from './source.js';
+import { Help } from './states.js';
+import { Store } from './store.js';
+import { Mine, TryIt } from './tryit.js';
+import { View } from './view.js';
+
+const byId = (id) => document.getElementById(id);
+const STREAM = new URL('../telemetry/stream', import.meta.url);
+STREAM.searchParams.set('kinds', RECORD_KINDS.join(','));
+
+class App {
+  constructor() {
+    this.store = new Store();
+    this.view = new View();
+    this.clock = new Clock();
+    this.mine = new Mine();
+    this.selected = null;
+    this.awaited = null; // id of a request of ours whose lane is to be lit once it is known
+    this.linkState = 'connecting';
+    this.heardNs = 0; // server time of the last contact
+    this.source = new Source({
+      url: STREAM.href,
+      onRecord: (kind, record, runId) => this.receive(kind, record, runId),
+      onState: (state) => this.link(state),
+    });
+    this.tryIt = new TryIt({
+      run: () => this.store.run,
+      find: (requestId) => this.find(requestId),
+      mine: this.mine,
+      onJoin: (requestId) => {
+        this.awaited = requestId;
+      },
+    });
+    this.live = new Live(this);
+    this.help = new Help({ colours: () => this.colours, run: () => this.store.run });
+    this.notice = new Notice({
+      word: byId('link'),
+      banner: byId('banner'),
+      onRetry: () => this.source.retryNow(),
+    });
+    byId('theme').addEventListener('click', () => this.flip());
+    byId('help').addEventListener('click', () => this.help.toggle());
+    put(byId('view'), this.live.element);
+    bindKeys(this);
+  }
+
+  start() {
+    const root = document.documentElement;
+    const preferred = matchMedia('(prefers-color-scheme: light)').matches ? 'light' : 'dark';
+    const asked = new URLSearchParams(location.search).get('theme');
+    root.dataset.theme = asked ?? localStorage.getItem('theme') ?? preferred;
+    this.paint();
+    this.live.resize();
+    this.source.open();
+    requestAnimationFrame((now_ms) => this.loop(now_ms, now_ms));
+  }
+
+  receive(kind, record, runId) {
+    const now_ms = performance.now(),
+      { store } = this;
+    this.clock.hear(now_ms);
+    const anew = kind === 'hello' && runId !== store.runId;
+    if (anew) {
+      this.clock.clear();
+      this.clock.hear(now_ms);
+      this.view.clear();
+      this.selected = null;
+    }
+    store.ingest(kind, record, runId);
+    if (anew) this.live.anew();
+    if (kind === 'iteration') this.clock.note(record.end_at_ns, now_ms);
+    if (kind === 'hello' || kind === 'run') this.describe();
+    if (kind === 'request_start' && this.awaited) this.light(record);
+  }
+
+  // Our own request joins: its lane is lit.
+  light({ request, request_id, parent_id }) {
+    if (request_id !== this.awaited && parent_id !== this.awaited) return;
+    this.awaited = null;
+    this.live.show(request);
+  }
+
+  find(requestId) {
+    for (const r of this.store.live) if (r.start?.request_id === requestId) return r;
+    const { ended } = this.store;
+    for (let i = ended.length - 1; i >= Math.max(0, ended.length - 64); i--) {
+      if (ended[i].start?.request_id === requestId) return ended[i];
+    }
+    return null;
+  }
+
+  link(state) {
+    const now_ms = performance.now();
+    if (state === 'disconnected') this.heardNs = this.nowNs(now_ms);
+    this.linkState = state;
+    this.notice.update(this.store, state);
+    this.live.figures();
+  }
+
+  // The server's time: learned from records, and before the first one from the wall clocks.
+  nowNs(now_ms) {
+    if (this.clock.known) return this.clock.nowNs(now_ms);
+    const { run } = this.store;
+    return run ? Math.max(0, (Date.now() * 1e3 - run.started_unix_us) * 1e3) : 0;
+  }
+
+  loop(now_ms, before_ms) {
+    this.live.frame(now_ms, Math.min(250, now_ms - before_ms));
+    if (now_ms - (this.noticedMs ?? 0) > 250) {
+      this.noticedMs = now_ms;
+      this.notice.update(this.store, this.linkState);
+      if (this.awaited) {
+        const r = this.find(this.awaited);
+        if (r) this.light(r.start);
+      }
+    }
+    requestAnimationFrame((next_ms) => this.loop(next_ms, now_ms));
+  }
+
+  flip() {
+    const root = document.documentElement;
+    root.dataset.theme = root.dataset.theme === 'dark' ? 'light' : 'dark';
+    localStorage.setItem('theme', root.dataset.theme);
+    this.paint();
+  }
+
+  paint() {
+    this.colours = palette();
+    this.live.theme(this.colours);
+  }
+
+  describe() {
+    const { run } = this.store;
+    this.live.describe();
+    if (!run) {
+      put(byId('run'));
+      return;
+    }
+    const facts = [
+      ['', run.model],
+      ['', `${run.dtype} on ${run.device}`],
+      ['policy', run.policy],
+      ['batching', run.batching],
+    ];
+    put(
+      byId('run'),
+      facts.map(([name, value]) =>
+        make('span', {}, name && name + ' ', make('b', { text: value })),
+      ),
+    );
+  }
+}
+
+window.iterscope = new App();
+window.iterscope.start();

@@ -1,0 +1,81 @@
+// Owns: what the page knows of one sequence, and how its life is summed up in spans. Called by:
+// store.js, the only writer, and the views that name or measure a request. Pure: no pixels.
+// A request seen in a batch before its start was published is provisional (`start` is null).
+
+import { KIND } from './kinds.js';
+
+const SPANS_MAX = 64; // kept a request; the oldest go first
+const NAME_MAX = 12; // longer ids do not fit a lane's gutter: the record's integer stands for them
+
+export function newRequest(id) {
+  return {
+    id,
+    name: '#' + id,
+    start: null,
+    end: null,
+    arrived_at_ns: 0,
+    prompt_tokens: Infinity,
+    state: 'waiting', // waiting, running, preempted, finished, unseen
+    lane: -1,
+    computed: 0,
+    highest: 0, // positions below it were computed before: again is recompute
+    output: 0,
+    cached: 0,
+    blocks: 0,
+    recomputed: 0,
+    preemptions: 0,
+    reason: null,
+    first_token_ns: 0,
+    last_token_ns: 0,
+    gap_ns: 0,
+    gaps: 0,
+    spans: [],
+    waits: new Map(), // why it stood still -> ns
+    arrivalShown: false,
+    finishing: false,
+    seen: -1, // index of the last iteration it had tokens in
+  };
+}
+
+export function setStart(r, start) {
+  r.start = start;
+  r.arrived_at_ns = start.arrived_at_ns;
+  r.prompt_tokens = start.prompt_tokens;
+  if (start.request_id.length <= NAME_MAX) r.name = start.request_id;
+}
+
+// Adjoining tiles of one kind and reason are one span.
+export function addSpan(r, kind, detail, tile) {
+  const family = kind === KIND.BEHIND ? KIND.WAIT : kind;
+  const from_ns = Math.max(tile.begin_at_ns, r.arrived_at_ns);
+  const ns = tile.end_at_ns - from_ns;
+  if (detail && ns > 0) r.waits.set(detail, (r.waits.get(detail) || 0) + ns);
+  const last = r.spans[r.spans.length - 1];
+  if (last && last.family === family && last.detail === detail && !tile.hole) {
+    last.to_ns = tile.end_at_ns;
+    last.tokens += tile.tokens;
+    last.steps++;
+    return;
+  }
+  r.spans.push({ family, detail, tokens: tile.tokens, steps: 1, from_ns, to_ns: tile.end_at_ns });
+  if (r.spans.length > SPANS_MAX) r.spans.shift();
+}
+
+// What kept it from running longest: [reason, ns], or null when nothing did.
+export function worstWait(r) {
+  let worst = null;
+  for (const entry of r.waits) if (!worst || entry[1] > worst[1]) worst = entry;
+  return worst;
+}
+
+// Mean time an output token took after the first, in ms; null with fewer than two.
+export const meanGapMs = (r) => (r.gaps ? r.gap_ns / r.gaps / 1e6 : null);
+
+export function objectives(start) {
+  if (!start || !start.slo) return null;
+  try {
+    return JSON.parse(start.slo);
+  } catch {
+    return null;
+  }
+}

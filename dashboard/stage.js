@@ -1,0 +1,112 @@
+// Owns: the elements of the Live view: toolbar, score, strips, axis, and the plane above them that
+// takes the pointer. Called by: live.js, which fills them. Layout only: it reads no record.
+
+import { make } from './dom.js';
+
+// title, unit, series: [name, colour variable]
+export const STRIPS = [
+  {
+    title: 'Batch',
+    unit: 'tokens',
+    series: [
+      ['decode', 'decode'],
+      ['prefill', 'prefill'],
+      ['padding', 'padding'],
+    ],
+  },
+  {
+    title: 'Step',
+    unit: 'ms',
+    series: [
+      ['device', 'device'],
+      ['host', 'launch'],
+    ],
+  },
+  {
+    title: 'KV',
+    unit: 'blocks',
+    series: [
+      ['used', 'used'],
+      ['cached', 'cached'],
+    ],
+  },
+];
+
+export function toolbar({ onFollow, onZoom }) {
+  const follow = make('button', { class: 'quiet', text: 'Pause', onclick: onFollow });
+  const legend = make('div', { class: 'legend' });
+  const zoom = (text, words, factor) =>
+    make('button', {
+      class: 'quiet',
+      text,
+      title: words,
+      'aria-label': words,
+      onclick: () => onZoom(factor),
+    });
+  const element = make(
+    'div',
+    { class: 'tools' },
+    follow,
+    legend,
+    zoom('−', 'Zoom out (-)', 0.8),
+    zoom('+', 'Zoom in (+)', 1.25),
+  );
+  return { element, follow, legend };
+}
+
+// One strip: its gutter with live figures, its band, the label of its full scale.
+function strip({ title, unit, series }) {
+  const values = series.map(() => make('dd'));
+  const bound = make('b');
+  const host = make('div', { class: 'band' }, make('div', { class: 'bound' }, bound));
+  const rows = series.flatMap(([name, colour], i) => [
+    make('dt', { class: 'fill-' + colour }),
+    make('dd', { text: name }),
+    values[i],
+  ]);
+  const gutter = make(
+    'div',
+    { class: 'gutter' },
+    make('h3', {}, title, make('span', { class: 'faint', text: unit })),
+    make('dl', {}, rows),
+  );
+  return { gutter, host, bound, values };
+}
+
+export function tracks() {
+  const score = make('div', { class: 'band score' });
+  const gutter = make('div', { class: 'gutter lanes' });
+  const ticks = make('div', { class: 'plane under' });
+  const strips = STRIPS.map(strip);
+  const span = make('span', { class: 'span' });
+  const hairText = make('b');
+  const parts = {
+    lit: make('div', { class: 'lit' }),
+    hair: make('div', { class: 'hair' }, hairText),
+    gone: make('div', { class: 'gone', text: 'no data' }),
+    pill: make('div', { class: 'pill', hidden: true }),
+    beyond: make('div', { class: 'beyond', hidden: true }),
+  };
+  const plane = make(
+    'div',
+    {
+      class: 'plane',
+      tabindex: 0,
+      role: 'application',
+      'aria-label': 'Lanes of requests over time; arrow keys move the cursor',
+    },
+    Object.values(parts),
+  );
+  const element = make(
+    'div',
+    { class: 'tracks' },
+    ticks,
+    gutter,
+    score,
+    strips.flatMap((s) => [s.gutter, s.host]),
+    make('div', { class: 'gutter faint', title: 'Width of the window; + and - zoom' }, span),
+    make('div', { class: 'axis' }),
+    plane,
+  );
+  return { element, score, gutter, ticks, strips, span, hairText, plane, ...parts };
+}
