@@ -24,7 +24,7 @@ MUTATORS = frozenset(
     | {"popleft", "remove", "reverse", "setdefault", "sort", "update"}
 )
 QUIET_CALLS = frozenset(
-    {"TypeVar", "ParamSpec", "NewType", "namedtuple", "getLogger"}
+    {"TypeVar", "TypeVarTuple", "ParamSpec", "NewType", "namedtuple", "getLogger"}
     | {"attrgetter", "itemgetter", "methodcaller", "partial"}
 )
 CONTAINERS = (ast.List, ast.Dict, ast.Set, ast.ListComp, ast.DictComp, ast.SetComp)
@@ -33,11 +33,14 @@ TABLE_NAME = re.compile(r"_?[A-Z][A-Z0-9_]+")
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """A row of ARCHITECTURE.md's table: a mutable class, its module, and its one writer."""
+    """A row of ARCHITECTURE.md's table: a mutable class, its module, and its one writer.
+
+    A writer that is too long for one file names its parts: `writers` are modules.
+    """
 
     name: str
     module: str
-    writer: str
+    writers: tuple[str, ...]
 
 
 # ---- what a module may keep
@@ -61,7 +64,7 @@ def module_state(path: str, source: str) -> Iterator[str]:
 
 def _kept(path: str, name: str, value: ast.expr) -> Iterator[str]:
     calls = {call_name(part) for part in ast.walk(value) if isinstance(part, ast.Call)}
-    table = TABLE_NAME.fullmatch(name) or name.startswith("__")
+    table = name.startswith("__") or all(map(TABLE_NAME.fullmatch, re.findall(r"[\w.]+", name)))
     where = f"{path}:{value.lineno}: {name}"
     if calls & STATEFUL:
         yield f"{where} is module-level state ({min(calls & STATEFUL)})"
@@ -156,9 +159,11 @@ def foreign_stores(path: str, source: str, writers: dict[str, set[str]]) -> Iter
     """Find assignments to an attribute that a listed class owns, made by another module.
 
     `writers` maps an attribute to the modules that may assign it: the class's own and its writer.
+    An application's `state` is starlette's open namespace, not one of ours.
     """
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store | ast.Del):
             allowed = writers.get(node.attr)
-            if allowed and path not in allowed and ast.unparse(node.value) not in {"self", "cls"}:
+            ours = ast.unparse(node.value).split(".")[-1] not in {"self", "cls", "state"}
+            if allowed and ours and path not in allowed:
                 yield f"{path}:{node.lineno}: {ast.unparse(node)} belongs to {sorted(allowed)}"
