@@ -34,6 +34,11 @@ export class Axis {
     this.slide();
   }
 
+  clear() {
+    this.at.length = 0;
+    for (const tick of this.ticks.children) tick.hidden = true;
+  }
+
   // Where they are; each frame.
   slide() {
     this.at.forEach((ns, i) => {

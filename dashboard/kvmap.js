@@ -54,17 +54,24 @@ export class KvMap {
     );
   }
 
+  clear() {
+    for (const figure of this.figures) write(figure.value, '');
+    for (const row of this.rows) row.element.hidden = true;
+    this.canvas.getContext('2d').clearRect(0, 0, this.canvas.width, this.canvas.height);
+  }
+
   measure() {
     this.width = this.element.clientWidth - 28;
   }
 
+  // index null: nothing has run yet, so the pool is free.
   update(store, index, colours, { selected, hovered, past }) {
-    const { columns, run } = store,
-      s = columns.slot(index);
-    const total = run.kv_blocks_total,
-      used = columns.kv_blocks_used[s],
-      cached = columns.kv_blocks_cached[s];
-    const held = holders(columns, index);
+    const { columns } = store,
+      total = store.run.kv_blocks_total;
+    const of = (name) => (index === null ? 0 : columns[name][columns.slot(index)]);
+    const used = of('kv_blocks_used'),
+      cached = of('kv_blocks_cached');
+    const held = index === null ? [] : holders(columns, index);
     write(this.when, past ? 'at cursor' : '');
     this.draw({ held, used, cached, total }, colours, (id) => id === selected || id === hovered);
     [used, cached, total - used - cached].forEach((n, i) => write(this.figures[i].value, int(n)));

@@ -91,11 +91,12 @@ export class Lanes {
     }
     ctx.font = `${Math.min(11, laneHeight - 3) * (this.rem / 13)}px ${c.font}`;
     store.lanes.slots.forEach((slot, lane) => {
-      const r = index === null ? slot.request : this.occupant(lane, index);
+      const r = index === null ? slot.request ?? this.formerly(slot) : this.occupant(lane, index);
       const y = lane * laneHeight + laneHeight / 2;
       if (!r || y > height) return;
       const waits = r.state === 'waiting' || r.state === 'preempted';
-      ctx.fillStyle = waits && r.id !== selected ? c.muted : c.text;
+      const quiet = waits || (r.end && index === null);
+      ctx.fillStyle = quiet && r.id !== selected ? c.muted : c.text;
       ctx.textAlign = 'left';
       if (this.mine.has(r)) ctx.fillText('▸', 5, y);
       ctx.fillText(r.name, 16, y);
@@ -103,6 +104,11 @@ export class Lanes {
       ctx.fillStyle = c.faint;
       if (!waits && r.output) ctx.fillText(int(r.output), width - 9, y);
     });
+  }
+
+  // While nothing runs the picture rests, and so do the names of those in it.
+  formerly(slot) {
+    return this.store.live.size || slot.free_at_ns < this.view.left ? null : slot.last;
   }
 
   drawNumbers(ctx, width) {

@@ -11,7 +11,7 @@ export class LaneSlots {
   }
 
   clear() {
-    this.slots = []; // {request, free_at_ns}
+    this.slots = []; // {request, free_at_ns, last}: who has it, or who had it until when
     this.beyond = [];
   }
 
@@ -32,7 +32,7 @@ export class LaneSlots {
 
   release(r, free_at_ns) {
     if (r.lane >= 0) {
-      this.slots[r.lane] = { request: null, free_at_ns: free_at_ns + REST_NS };
+      this.slots[r.lane] = { request: null, free_at_ns: free_at_ns + REST_NS, last: r };
       return;
     }
     const at = this.beyond.indexOf(r);

@@ -24,7 +24,10 @@ const FIGURES = [
   (c, s) => [c.decode_tokens[s], c.prefill_tokens[s], c.padding_tokens[s]].map(int),
   (c, s) => {
     const tile = c.end_at_ns[s] - c.begin_at_ns[s];
-    return [c.device_ns[s], tile - c.device_ns[s]].map((ns) => (Math.max(0, ns) / 1e6).toFixed(1));
+    return [c.device_ns[s], tile - c.device_ns[s]].map((ns) => {
+      const ms = Math.max(0, ns) / 1e6;
+      return ms < 100 ? ms.toFixed(1) : int(ms);
+    });
   },
   (c, s) => [c.kv_blocks_used[s], c.kv_blocks_cached[s]].map(int),
 ];
@@ -225,7 +228,11 @@ export class Live {
     const { store, view, colours, stage, app } = this,
       { columns } = store;
     this.empty.update(this.emptiness(), store.run, colours);
-    if (!store.run || columns.count === columns.first) return;
+    if (!store.run) return;
+    if (columns.count === columns.first) {
+      this.kv.update(store, null, colours, {});
+      return;
+    }
     const past = this.cursorIndex !== null && this.cursorIndex !== undefined;
     const index = past ? Math.max(columns.first, this.cursorIndex) : columns.last;
     const s = columns.slot(index);
@@ -316,7 +323,7 @@ export class Live {
     const { app, store } = this;
     this.ended.measure(this.rem ?? 13);
     this.ended.update(store);
-    if (!store.run || !app.clock.known || !this.overview.plots.length) return;
+    if (!store.run || !this.overview.plots.length) return;
     const now_ns = app.nowNs(performance.now());
     const heard_ns = app.linkState === 'disconnected' ? app.heardNs : now_ns;
     this.overview.update(store, this.view, { now_ns, heard_ns });
@@ -328,5 +335,14 @@ export class Live {
     this.cursorIndex = null;
     this.side.classList.remove('has-card');
     this.redraw();
+    if (!this.rem) return;
+    this.lanes.drawGutter(null, null);
+    this.lanes.label();
+    for (const part of [this.numbers, this.kv, this.queue, this.overview, this.axis]) part.clear();
+    for (const { values, bound } of this.stage.strips) {
+      for (const element of [...values, bound]) write(element, '');
+    }
+    this.figures();
+    this.minutes();
   }
 }

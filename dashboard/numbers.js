@@ -26,6 +26,9 @@ const quantileNumber = (title, name, bound) => ({
     const p95 = seconds.quantile(name, 0.95, from, to),
       p50 = seconds.quantile(name, 0.5, from, to),
       slo = store.slo?.[bound];
+    if (p95 === null) {
+      return { value: '–', state: 'idle', note: `no token in the last ${to - from} s` };
+    }
     return {
       value: duration(p95),
       state: slo ? grade(p95, 0.8 * slo, slo) : 'good',
@@ -62,7 +65,10 @@ function readEnded({ seconds, from, to }) {
 
 function readThroughput({ seconds, from, to }) {
   const n = Math.max(1, Math.min(RATE_S, to - from));
-  const rate = (name) => int(seconds.sum(name, to - n, to) / n);
+  const rate = (name) => {
+    const value = seconds.sum(name, to - n, to) / n;
+    return value > 0 && value < 9.95 ? value.toFixed(1) : int(value);
+  };
   return {
     value: rate('decode'),
     unit: 'tok/s',
@@ -138,6 +144,17 @@ export class Numbers {
     this.sparkWidth = Math.round(Math.min(0.4 * width, width - 11.4 * rem));
   }
 
+  // Before there is a run, and between two, there is no number to show.
+  clear() {
+    this.element.classList.remove('stale');
+    for (const c of this.cells) {
+      write(c.value, '–');
+      for (const part of [c.unit, c.note, c.flag]) write(part, '');
+      c.element.dataset.state = 'idle';
+      c.canvas.getContext('2d').clearRect(0, 0, c.canvas.width, c.canvas.height);
+    }
+  }
+
   // `now_ns` is the server's time; the second in progress is left out.
   update(store, colours, now_ns, stale) {
     this.element.classList.toggle('stale', stale);
@@ -209,7 +226,8 @@ function spark(canvas, width, { values, bound, colours: c, state }) {
     if (v === null) return;
     const x = (i / (SPARK_S - 1)) * (width - 3);
     if (down) ctx.lineTo(x, at(v));
-    else ctx.moveTo(x, at(v));
+    else ctx.moveTo(x - 1, at(v)); // a px long, so that a value alone shows as a dot
+    ctx.lineTo(x, at(v));
     down = true;
   });
   ctx.stroke();

@@ -81,7 +81,7 @@ export class Overview {
           label,
           stroke: c[colour],
           width: 1.3,
-          points: { show: false },
+          points: { show: true, size: 3, filter: lonely },
           spanGaps: false,
         })),
       ],
@@ -142,6 +142,10 @@ export class Overview {
     this.plots.forEach((plot, i) => plot.setSize(this.size(this.hosts[i])));
   }
 
+  clear() {
+    for (const plot of this.plots) plot.setData(plot.data.map(() => []));
+  }
+
   // heard_ns: until when the page knows what happened.
   update(store, view, { now_ns, heard_ns }) {
     this.newest = Math.floor(now_ns / 1e9);
@@ -158,6 +162,15 @@ export class Overview {
       this.plots[i]?.setData([xs, ...series]);
     });
   }
+}
+
+// A value between two gaps has no line, so it gets a point.
+function lonely(plot, series) {
+  const values = plot.data[series];
+  return values.flatMap((v, i) => {
+    const alone = (values[i - 1] ?? null) === null && (values[i + 1] ?? null) === null;
+    return v !== null && alone ? [i] : [];
+  });
 }
 
 function host({ title, unit, series }) {

@@ -27,7 +27,10 @@ export class Queue {
     this.count = make('span', { class: 'when' });
     this.more = make('div', { class: 'more' });
     this.rows = Array.from({ length: ROWS }, () => waiterRow(onPick, onHover));
-    this.empty = make('p', { class: 'hush' });
+    this.empty = make('p', {
+      class: 'hush',
+      text: 'Nobody waits. A new request joins at the next step.',
+    });
     this.element = make(
       'section',
       { class: 'panel' },
@@ -42,13 +45,19 @@ export class Queue {
     );
   }
 
+  clear() {
+    write(this.count, '');
+    write(this.more, '');
+    this.empty.hidden = false;
+    for (const row of this.rows) row.element.hidden = true;
+  }
+
   update(store, index, selected, past) {
     const { columns } = store,
       s = columns.slot(index);
     const list = waiting(store, index),
       total = Math.max(list.length, columns.waiting[s]);
     write(this.count, `${total || ''}${past ? ' at cursor' : ''}`);
-    write(this.empty, 'Nobody waits. A new request joins at the next step.');
     this.empty.hidden = total > 0;
     const stop = STOPS[columns.stop[s]],
       end_ns = columns.end_at_ns[s];

@@ -22,8 +22,9 @@ export function parsePosition(id) {
 }
 
 export class Source {
-  constructor({ url, onRecord, onState, connect = (to) => new EventSource(to), timers = window }) {
-    Object.assign(this, { url, onRecord, onState, connect, timers });
+  constructor({ url, onRecord, onState, connect, timers = window }) {
+    Object.assign(this, { url, onRecord, onState, timers });
+    this.connect = connect ?? ((to) => new EventSource(to));
     this.position = '';
     this.runId = null;
     this.seq = -1;
@@ -37,7 +38,9 @@ export class Source {
     const to = new URL(this.url);
     if (this.position) to.searchParams.set('last_event_id', this.position);
     const stream = (this.stream = this.connect(to.href));
-    for (const kind of ['hello', 'lost', ...RECORD_KINDS]) stream.addEventListener(kind, (e) => this.receive(kind, e));
+    for (const kind of ['hello', 'lost', ...RECORD_KINDS]) {
+      stream.addEventListener(kind, (event) => this.receive(kind, event));
+    }
     stream.addEventListener('open', () => this.become('live'));
     stream.addEventListener('error', () => this.broke(stream));
   }

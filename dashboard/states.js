@@ -11,7 +11,7 @@ export class Empty {
     this.head = make('h2');
     this.body = make('p', { class: 'muted' });
     this.command = make('pre', { class: 'mono', tabindex: 0 });
-    this.how = make('div');
+    this.how = make('div', { class: 'how' });
     this.element = make('div', { class: 'empty' }, this.head, this.body, this.command, this.how);
     this.drawn = null;
   }
@@ -35,7 +35,7 @@ export class Empty {
     write(this.body, body);
     this.command.hidden = state !== 'ready';
     if (state === 'ready') write(this.command, curl(run));
-    put(this.how, how(colours, run));
+    put(this.how, words());
   }
 }
 
@@ -48,10 +48,8 @@ function curl(run) {
   );
 }
 
-export function how(colours, run) {
-  return make(
-    'div',
-    { class: 'how' },
+function words() {
+  return [
     make('h2', { text: 'How to read the score' }),
     make('p', {
       class: 'muted',
@@ -60,6 +58,14 @@ export function how(colours, run) {
         'model, as wide as the time it took. All lanes in a column share that pass: a request ' +
         'joins at the next column and leaves the moment it ends. That is continuous batching.',
     }),
+  ];
+}
+
+function how(colours, run) {
+  return make(
+    'div',
+    { class: 'how' },
+    words(),
     make(
       'ul',
       { class: 'alphabet' },

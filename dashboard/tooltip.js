@@ -134,6 +134,9 @@ export function list(facts) {
   return make(
     'dl',
     {},
-    facts.flatMap(([name, value]) => [make('dt', { text: name }), make('dd', { text: value })]),
+    facts.flatMap(([name, value]) => [
+      make('dt', { text: name }),
+      make('dd', { text: value, title: value.length > 16 && value }),
+    ]),
   );
 }

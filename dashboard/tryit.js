@@ -37,7 +37,8 @@ export class TryIt {
     Object.assign(this, { run, find, mine, onJoin });
     this.allowed = isLoopback(hostname);
     this.abort = null;
-    this.element = make('section', { class: 'panel try' }, make('h2', {}, 'Try it'));
+    this.heading = make('h2', {}, 'Try it', make('span', { class: 'spacer' }));
+    this.element = make('section', { class: 'panel try' }, this.heading);
     if (this.allowed) this.build();
     else {
       const why = 'Sending prompts from this page is possible on the server’s own machine only.';
@@ -66,13 +67,14 @@ export class TryIt {
     });
     this.burstButton = make('button', {
       class: 'quiet',
-      text: '16 at once',
+      text: 'Send 16 at once',
       title: 'Send 16 prompts of 24 to 1,500 characters, in four requests',
       onclick: () => this.sendBurst(),
     });
     this.answer = make('div', { class: 'answer', tabindex: 0, role: 'region' });
     this.answer.setAttribute('aria-label', 'Answer');
     this.status = make('p', { class: 'hush try-status', role: 'status' });
+    this.heading.append(this.burstButton);
     this.element.append(
       make('label', { class: 'unseen', for: 'prompt', text: 'Prompt' }),
       this.prompt,
@@ -82,7 +84,6 @@ export class TryIt {
         make('label', { for: 'limit', text: 'max tokens' }),
         this.limit,
         make('span', { class: 'spacer' }),
-        this.burstButton,
         this.sendButton,
       ),
       this.answer,
@@ -107,7 +108,7 @@ export class TryIt {
     write(this.sendButton, 'Stop');
     write(this.answer, '');
     write(this.status, 'Sent; waiting for the engine.');
-    this.requestId = null;
+    this.requestId = this.finish = null;
     const max_tokens = Math.max(1, Math.floor(Number(this.limit.value)) || 1);
     const body = { model: run.model, messages: [{ role: 'user', content }], max_tokens };
     try {
@@ -118,13 +119,20 @@ export class TryIt {
         onStart: (id) => this.joined(id),
         onText: (text) => this.grow(text),
       });
-      write(this.status, this.summary(finish[0]));
+      this.finish = finish[0];
     } catch (error) {
-      write(this.status, abort.signal.aborted ? this.summary('cancelled') : error.message);
+      if (abort.signal.aborted) this.finish = 'cancelled';
+      else this.fail(error);
     } finally {
       this.abort = null;
       write(this.sendButton, 'Send');
+      this.update();
     }
+  }
+
+  fail(error) {
+    this.requestId = null; // what is on record no longer tells the whole story
+    write(this.status, error.message);
   }
 
   joined(id) {
@@ -141,24 +149,18 @@ export class TryIt {
     if (atEnd) answer.scrollTop = answer.scrollHeight;
   }
 
-  // What the records say of it; called again by live.js while it runs and once its end came.
-  summary(finish) {
-    const r = this.requestId && this.find(this.requestId);
-    const parts = [finish];
+  // What the records say of the request: called by live.js, since its end comes after the answer.
+  update() {
+    if (!this.requestId) return;
+    const r = this.find(this.requestId);
+    const parts = [r?.name, r?.end?.finish ?? this.finish ?? r?.state];
     if (r) {
-      parts.unshift(r.name);
       parts.push(plural(r.output, 'token'));
       if (r.first_token_ns) {
         parts.push(`first after ${duration((r.first_token_ns - r.arrived_at_ns) / 1e6)}`);
       }
     }
-    return parts.filter(Boolean).join(' · ');
-  }
-
-  update() {
-    if (!this.allowed || !this.requestId || !this.abort) return;
-    const r = this.find(this.requestId);
-    if (r) write(this.status, this.summary(r.state));
+    write(this.status, parts.filter(Boolean).join(' · '));
   }
 
   async sendBurst() {
@@ -180,8 +182,8 @@ export class TryIt {
     );
     const results = await Promise.allSettled(sends);
     const failed = results.find((result) => result.status === 'rejected');
-    if (failed && !abort.signal.aborted) write(this.status, failed.reason.message);
+    if (failed && !abort.signal.aborted) this.fail(failed.reason);
     this.burstAbort = null;
-    write(this.burstButton, '16 at once');
+    write(this.burstButton, 'Send 16 at once');
   }
 }

@@ -9,7 +9,7 @@ import { holders } from './kvmap.js';
 
 const WINDOW_NS = 2e9;
 const STUCK_NS = 5e9; // live requests and no record for so long
-const CALM_MS = 2000; // trouble shows at once; calm must last before it replaces trouble
+const CALM_MS = 1000; // trouble shows at once; calm must last before it replaces trouble
 const GLYPH = { good: '●', warn: '▲', bad: '■', idle: '○' };
 
 // state: {link, silent_ns}. Answers {level, head, body, request?}.
@@ -85,12 +85,14 @@ function stuck(store, silent_ns) {
 function healthy(columns, s) {
   const prefill = columns.prefill_tokens[s];
   const chunk = prefill ? ` beside ${plural(prefill, 'prompt token')}` : '';
+  const rows = columns.rows[s];
+  const who = rows === 1 ? '1 request has the step to itself' : `${int(rows)} requests share a step`;
   return {
     level: 'good',
     head: 'Healthy',
     body:
-      `${plural(columns.rows[s], 'request')} share one step: ` +
-      `${plural(columns.decode_tokens[s], 'decode')}${chunk}. Nobody waits longer than a step.`,
+      `${who}: ${plural(columns.decode_tokens[s], 'decode')}${chunk}. ` +
+      'Nobody waits longer than a step.',
   };
 }
 

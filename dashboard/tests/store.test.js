@@ -77,9 +77,8 @@ test('the blocker waits for the reason, those behind it wait behind', () => {
       waiting: 2,
     }),
   );
-  const kinds = Object.fromEntries(shown(store).filter(([kind]) => kind !== 'ARRIVE').map(
-    ([kind, id]) => [id, kind],
-  ));
+  const bodies = shown(store).filter(([kind]) => kind !== 'ARRIVE');
+  const kinds = Object.fromEntries(bodies.map(([kind, id]) => [id, kind]));
   assert.deepEqual(kinds, { 1: 'PREFILL', 2: 'WAIT', 3: 'BEHIND' });
   const list = waiting(store, store.columns.last);
   assert.deepEqual(
@@ -130,7 +129,7 @@ test('a chunk of a recompute samples nothing', () => {
   const store = opened();
   store.ingest('request_start', requestStart(1, { prompt_tokens: 2 }));
   store.ingest('iteration', iteration(1, { rows: [[1, 0, 2]], admitted: [[1, 0]] }));
-  for (let i = 0; i < 4; i++) store.ingest('iteration', iteration(2 + i, { rows: [[1, 2 + i, 1]] }));
+  for (let at = 2; at < 6; at++) store.ingest('iteration', iteration(at, { rows: [[1, at, 1]] }));
   const r = store.requests.get(1);
   assert.equal(r.output, 5);
   store.ingest('iteration', iteration(6, { preempted: [[1, 'kv', 1, 6]] }));

@@ -1,6 +1,6 @@
 // Owns: a small server for developing the page without a model: its files, and /telemetry/stream
-// as DESIGN section 4 describes it, fed by simulate.js in real time. Run by hand:
-// node dashboard/tests/support/serve.js [--port 8170] [--warm 60] [--lanes 256]. Never part of the product.
+// as DESIGN section 4 describes it, fed by simulate.js in real time. Never part of the product.
+// Run by hand: node dashboard/tests/support/serve.js [--port 8170] [--warm 60] [--lanes 256]
 // POST /control/lose?s=1, /control/cut?s=3, /control/restart, /control/pause play what goes wrong.
 
 import { createServer } from 'node:http';

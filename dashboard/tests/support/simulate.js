@@ -3,31 +3,9 @@
 // the tests beside it and serve.js. Same seed, same records: it reads no clock and no Math.random.
 // It is a fixture, not a second scheduler: only the shape and consistency of records count.
 
+import { STORIES, newRequest, random } from './traffic.js';
+
 const MS = 1e6;
-
-export function random(seed) {
-  let a = seed >>> 0;
-  return () => {
-    a = (a + 0x6d2b79f5) | 0;
-    let t = Math.imul(a ^ (a >>> 15), 1 | a);
-    t = (t + Math.imul(t ^ (t >>> 7), 61 | t)) ^ t;
-    return ((t ^ (t >>> 14)) >>> 0) / 4294967296;
-  };
-}
-
-// A story is a loop of scenes: [seconds, arrivals a second, prompt median, output median, extra].
-const STORIES = {
-  tour: [
-    [7, 7, 110, 80],
-    [7, 6.4, 100, 90, { long: [0.5, 3.6] }],
-    [5, 5, 110, 80],
-    [9, 3.9, 400, 320],
-    [8, 1.5, 120, 80, { cancel: 6 }],
-    [4, 5, 100, 70, { burst: 16 }],
-    [9, 5, 110, 70],
-  ],
-  steady: [[60, 7, 90, 80]],
-};
 
 const DEFAULTS = {
   seed: 11,
@@ -123,37 +101,15 @@ export class Simulation {
     const shared = !prompt && this.traffic() < 0.45 ? 64 : 0;
     const own = prompt ?? this.spread(this.prompt, 0.55);
     const id = this.next++;
-    const r = {
+    const r = newRequest({
       id,
+      at,
       shared,
-      received: at - Math.round((1.2 + this.traffic() * 1.6) * MS),
       prompt: own + shared,
-      known: own + shared,
+      received: at - Math.round((1.2 + this.traffic() * 1.6) * MS),
       target: prompt ? 40 : this.spread(this.output, 0.5),
-      state: 'waiting',
-      computed: 0,
-      highest: 0,
-      output: 0,
-      blocks: 0,
-      lost: 0,
-      hits: 0,
-      preemptions: 0,
-      iterations: 0,
       cancelAt: !prompt && this.traffic() < 0.03 ? at + (0.3 + this.traffic() * 1.5) * 1e9 : 0,
-    };
-    r.start = {
-      request: id,
-      request_id: `chatcmpl-${String(id).padStart(8, '0')}`,
-      external_id: null,
-      parent_id: null,
-      tenant: ['atlas', 'birch', 'cedar'][id % 3],
-      arrived_at_ns: at,
-      prompt_tokens: r.prompt,
-      max_tokens: Math.max(256, r.target),
-      priority: 0,
-      slo: null,
-      stream: true,
-    };
+    });
     this.waiting.push(r);
     this.out.push(['request_start', r.start]);
   }
