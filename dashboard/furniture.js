@@ -20,13 +20,16 @@ export class Axis {
     const least = (LABEL_PX * rem) / 13;
     const step_ns = 1e9 * (STEPS_S.find((s) => s * view.scale >= least) ?? 20);
     this.at.length = 0;
-    for (let ns = Math.ceil(view.left / step_ns) * step_ns; ns < view.right; ns += step_ns) {
+    // Ticks stand at round times of day; the server's zero is no round time.
+    const phase_ns = (startedUs % (step_ns / 1e3)) * 1e3;
+    const first_ns = Math.ceil((view.left + phase_ns) / step_ns) * step_ns - phase_ns;
+    for (let ns = first_ns; ns < view.right; ns += step_ns) {
       const tick =
         ticks.children[this.at.length] ||
         ticks.appendChild(make('div', { class: 'tick' }, make('b')));
       this.at.push(ns);
       tick.hidden = ns < 0;
-      const whole = Math.round(ns / 1e6) % 1000 === 0;
+      const whole = Math.round(ns / 1e6 + startedUs / 1e3) % 1000 === 0;
       tick.classList.toggle('whole', whole);
       write(tick.firstChild, timeOfDay(ns, startedUs, whole ? 0 : 2));
     }

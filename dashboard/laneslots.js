@@ -3,6 +3,7 @@
 // Called by: store.js (write), lanes.js and queue.js (read). Bounded by the lanes.
 
 const REST_NS = 250e6;
+const NOBODY = Object.freeze([]);
 
 export class LaneSlots {
   constructor(most) {
@@ -39,11 +40,11 @@ export class LaneSlots {
     if (at >= 0) this.beyond.splice(at, 1);
   }
 
-  // Gives freed lanes to those beyond the last one, first come first served.
+  // Gives freed lanes to those beyond the last one, first come first served; answers who got one.
   settle(now_ns) {
     let n = 0;
     while (n < this.beyond.length && this.place(this.beyond[n], now_ns)) n++;
-    if (n) this.beyond.splice(0, n);
+    return n ? this.beyond.splice(0, n) : NOBODY;
   }
 
   get inUse() {

@@ -8,7 +8,8 @@ import { KIND, STOPS, isWait } from './kinds.js';
 
 const ROWS = 6;
 
-// Who waits in an iteration: [{r, kind}], in order of arrival.
+// Who waits in an iteration: [{r, kind}], in order of arrival. Those beyond the last lane have
+// nothing on record an iteration, so they are listed for the newest one only.
 export function waiting(store, index) {
   const { columns } = store,
     out = [];
@@ -18,6 +19,15 @@ export function waiting(store, index) {
     if (!isWait(kind)) continue;
     const r = store.requests.get(columns.opRequest[op]);
     if (r) out.push({ r, kind });
+  }
+  if (index === columns.last) {
+    const blocker = columns.blocker[columns.slot(index)];
+    for (const r of store.lanes.beyond) {
+      if (out.length >= ROWS * 2) break;
+      if (r.state === 'preempted') out.push({ r, kind: KIND.PREEMPTED });
+      else if (r.id === blocker) out.push({ r, kind: KIND.WAIT });
+      else if (r.state === 'waiting') out.push({ r, kind: KIND.BEHIND });
+    }
   }
   return out.sort((a, b) => a.r.arrived_at_ns - b.r.arrived_at_ns);
 }

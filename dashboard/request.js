@@ -2,7 +2,7 @@
 // store.js, the only writer, and the views that name or measure a request. Pure: no pixels.
 // A request seen in a batch before its start was published is provisional (`start` is null).
 
-import { KIND } from './kinds.js';
+import { KIND, STOPS } from './kinds.js';
 
 const SPANS_MAX = 64; // kept a request; the oldest go first
 const NAME_MAX = 12; // longer ids do not fit a lane's gutter: the record's integer stands for them
@@ -31,6 +31,8 @@ export function newRequest(id) {
     gaps: 0,
     spans: [],
     waits: new Map(), // why it stood still -> ns
+    stopsAt: null, // waiting without a lane: the store's sums of time by stop when that began
+    waitAs: null, // and the reason it has of its own, when it was preempted
     arrivalShown: false,
     finishing: false,
     seen: -1, // index of the last iteration it had tokens in
@@ -59,6 +61,23 @@ export function addSpan(r, kind, detail, tile) {
   }
   r.spans.push({ family, detail, tokens: tile.tokens, steps: 1, from_ns, to_ns: tile.end_at_ns });
   if (r.spans.length > SPANS_MAX) r.spans.shift();
+}
+
+// Time stood still without a lane is read from sums, at its begin and at its end: O(1) a request
+// however many wait. `stop_ns` is time by admission stop since the page opened.
+export function startWait(r, stop_ns, waitAs = null) {
+  r.stopsAt = Float64Array.from(stop_ns);
+  r.waitAs = waitAs;
+}
+
+export function endWait(r, stop_ns) {
+  if (!r.stopsAt) return;
+  stop_ns.forEach((ns, stop) => {
+    const waited_ns = ns - r.stopsAt[stop],
+      why = r.waitAs ?? (stop === 0 ? null : STOPS[stop]);
+    if (waited_ns > 0 && why) r.waits.set(why, (r.waits.get(why) || 0) + waited_ns);
+  });
+  r.stopsAt = r.waitAs = null;
 }
 
 // What kept it from running longest: [reason, ns], or null when nothing did.

@@ -6,7 +6,15 @@
 import { Columns } from './columns.js';
 import { KIND, STOPS } from './kinds.js';
 import { LaneSlots } from './laneslots.js';
-import { addSpan, meanGapMs, newRequest, objectives, setStart } from './request.js';
+import {
+  addSpan,
+  endWait,
+  meanGapMs,
+  newRequest,
+  objectives,
+  setStart,
+  startWait,
+} from './request.js';
 import { Seconds } from './seconds.js';
 
 export const LANES_MAX = 256;
@@ -32,6 +40,7 @@ export class Store {
     this.engines = 0;
     this.requests = new Map(); // integer -> request, live and ended
     this.live = new Set();
+    this.stop_ns = new Float64Array(STOPS.length); // time by admission stop
     this.ended = [];
     this.slo = null;
     this.openedSecond = null; // the first second this page has records of
@@ -99,6 +108,7 @@ export class Store {
     this.requests.set(id, r);
     this.live.add(r);
     this.lanes.take(r, now_ns);
+    if (r.lane < 0) startWait(r, this.stop_ns);
     return r;
   }
 
@@ -120,10 +130,11 @@ export class Store {
     this.lostAtSource += record.lost_before;
     this.openedSecond ??= Math.floor(record.begin_at_ns / 1e9);
     this.holeNext = false;
-    const index = this.columns.append(record, STOPS.indexOf(record.admission_stop), hole);
+    const stop = STOPS.indexOf(record.admission_stop);
+    const index = this.columns.append(record, stop, hole);
     const tile = { begin_at_ns: record.begin_at_ns, end_at_ns: record.end_at_ns, tokens: 0, hole };
     const second = this.seconds.iteration(record);
-    this.lanes.settle(record.begin_at_ns);
+    for (const r of this.lanes.settle(record.begin_at_ns)) endWait(r, this.stop_ns);
     this.preempt(record);
     record.admitted.forEach((id, i) => this.admit(record, id, record.admitted_cached_tokens[i]));
     for (let row = 0; row < record.requests.length; row++) {
@@ -135,6 +146,7 @@ export class Store {
     }
     tile.tokens = 0;
     this.others(record, index, tile);
+    this.stop_ns[stop] += record.end_at_ns - record.begin_at_ns;
   }
 
   preempt(record) {
@@ -146,12 +158,14 @@ export class Store {
       r.computed = 0;
       r.blocks = 0;
       r.preemptions++;
+      if (r.lane < 0) startWait(r, this.stop_ns, r.reason);
       this.columns.push(r.lane, KIND.PREEMPT, id, record.preempted_lost_tokens[i]);
     });
   }
 
   admit(record, id, cachedTokens) {
     const r = this.request(id, record.begin_at_ns);
+    endWait(r, this.stop_ns);
     r.state = 'running';
     r.reason = null;
     r.computed = cachedTokens;
@@ -255,6 +269,7 @@ export class Store {
       const kind = { cancelled: KIND.CANCEL, error: KIND.ERROR }[end.finish] ?? KIND.FINISH;
       columns.push(r.lane, kind, r.id, end.output_tokens);
     }
+    endWait(r, this.stop_ns);
     r.end = end;
     r.state = 'finished';
     r.blocks = 0;

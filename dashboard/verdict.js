@@ -86,7 +86,7 @@ function healthy(columns, s) {
   const prefill = columns.prefill_tokens[s];
   const chunk = prefill ? ` beside ${plural(prefill, 'prompt token')}` : '';
   const rows = columns.rows[s];
-  const who = rows === 1 ? '1 request has the step to itself' : `${int(rows)} requests share a step`;
+  const who = rows === 1 ? '1 request has its step alone' : `${int(rows)} requests share a step`;
   return {
     level: 'good',
     head: 'Healthy',

@@ -327,3 +327,19 @@ function check(store, engine) {
   const s = columns.slot(columns.last);
   assert.equal(tokens, columns.prefill_tokens[s] + columns.decode_tokens[s]);
 }
+
+test('time waited without a lane is booked by its reason all the same', () => {
+  const store = opened();
+  for (let id = 1; id <= 9; id++) store.ingest('request_start', requestStart(id));
+  const stopped = { admission_stop: 'seqs', admission_blocker: 2, waiting: 8 };
+  store.ingest('iteration', iteration(1, { rows: [[1, 0, 4]], admitted: [[1, 0]], ...stopped }));
+  store.ingest('iteration', iteration(2, { rows: [[1, 4, 4]], ...stopped }));
+  const last = store.requests.get(9);
+  assert.equal(last.lane, -1);
+  assert.deepEqual(
+    waiting(store, store.columns.last).map(({ r }) => r.id),
+    [2, 3, 4, 5, 6, 7, 8, 9],
+  );
+  store.ingest('iteration', iteration(3, { rows: [[9, 0, 4]], admitted: [[9, 0]] }));
+  assert.deepEqual([...last.waits], [['seqs', 20e6]]);
+});
