@@ -39,6 +39,7 @@ from telemetry.metrics import Metrics
 from telemetry.records import CancelCause
 
 PROGRESS_S = 0.2
+SEND_BUFFER_BYTES = 128 * 1024
 CUT_S = 2.0
 """How long ended streams get to write their last event."""
 
@@ -72,10 +73,12 @@ def listen(config: ServerConfig) -> socket.socket:
     listening = socket.socket(family, socket.SOCK_STREAM)
     try:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        # A connection whose client takes no byte is cut by the kernel, a while after our own
-        # watch has given its requests up; accepted connections inherit this.
-        stall_ms = int(2000 * config.client_stall_s)
-        listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, stall_ms)
+        # Accepted connections inherit both. A bounded buffer lets a client that reads nothing be
+        # noticed after so many bytes, not after the kernel's megabytes. The kernel's own cut comes
+        # later: it closes the connection, which our watch over the requests cannot.
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
+        cut_ms = int(4000 * config.client_stall_s)
+        listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, cut_ms)
         listening.bind((config.host, config.port))
     except OSError as error:
         listening.close()

@@ -277,6 +277,8 @@ def _decode_prompt(raw: bytes, kind: Any) -> Any:
         return msgspec.json.decode(raw, type=kind)
     except msgspec.ValidationError as error:
         raise _named(str(error), "prompt") from error
+    except msgspec.DecodeError as error:  # a raw field was not looked into before
+        raise invalid("prompt", f"the body is not JSON: {error}") from error
 
 
 def template_messages(messages: list[ChatMessage]) -> list[dict[str, Any]]:
