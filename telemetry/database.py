@@ -19,6 +19,7 @@ import msgspec
 from telemetry.schema import LOST_TABLE, ddl, shape, tables
 
 FILE_NAME = "history.duckdb"
+COPY_NAME = FILE_NAME + ".wal.before"
 PROGRESS_NAME = "history.progress"
 SERVER_NAME = "server.json"
 
@@ -75,27 +76,19 @@ def open_live(folder: Path, log: logging.Logger) -> duckdb.DuckDBPyConnection:
     A database that cannot be read, or that is not ours, is moved aside with its write-ahead log
     and a new one begun. Committed records that a damaged log lost are put on record as lost.
     """
-    path = folder / FILE_NAME
+    path, wal = folder / FILE_NAME, folder / (FILE_NAME + ".wal")
     _check_folder(folder, path)
-    wal = folder / (FILE_NAME + ".wal")
-    if wal.exists() and not path.exists():
-        set_aside(folder, log, "a write-ahead log without its database")
-    copy = _copy_log(wal)
     try:
-        connection = _connect(path)
-    except HistoryUnavailable:
-        _forget(copy)
-        raise
+        if wal.exists() and not path.exists():
+            set_aside(folder, log, "a write-ahead log without its database")
+        copy = _copy_log(wal)
+        connection = _open_or_begin(folder, path, log)
+        _set_up(connection)
+        _check_progress(connection, folder, copy, log)
+    except OSError as error:
+        raise HistoryUnavailable(f"{folder}: {error.strerror}") from error
     except duckdb.Error as error:
-        _forget(copy)
-        set_aside(folder, log, one_line(str(error)))
-        connection = _connect_new(path)
-    if problem := _not_ours(connection):
-        connection.close()
-        set_aside(folder, log, problem)
-        connection = _connect_new(path)
-    _set_up(connection)
-    _check_progress(connection, folder, copy, log)
+        raise HistoryUnavailable(one_line(str(error))) from error
     return connection
 
 
@@ -112,12 +105,9 @@ def open_read_only(folder: Path) -> duckdb.DuckDBPyConnection:
 
 def set_aside(folder: Path, log: logging.Logger, reason: str) -> None:
     """Move the database and its log to a name that says when; nothing is deleted."""
-    stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%S.%fZ")
-    kept = folder / f"{FILE_NAME}.unreadable-{stamp}"
-    for suffix in ("", ".wal"):
-        source = folder / (FILE_NAME + suffix)
-        if source.exists():
-            source.rename(kept.with_name(kept.name + suffix))
+    kept = _aside(folder)
+    _move_log(folder, kept)
+    _move(folder / FILE_NAME, kept)
     log.error("history moved aside to %s: %s", kept.name, reason)
 
 
@@ -185,11 +175,33 @@ def _connect(path: Path, *, read_only: bool = False) -> duckdb.DuckDBPyConnectio
     return connection
 
 
-def _connect_new(path: Path) -> duckdb.DuckDBPyConnection:
+def _open_or_begin(folder: Path, path: Path, log: logging.Logger) -> duckdb.DuckDBPyConnection:
+    """Open the database, or set what stands there aside and begin a new one."""
     try:
-        return _connect(path)
+        connection = _connect(path)
     except duckdb.Error as error:
-        raise HistoryUnavailable(one_line(str(error))) from error
+        connection = _open_without_log(folder, path, log, one_line(str(error)))
+    if problem := _not_ours(connection):
+        connection.close()
+        set_aside(folder, log, problem)
+        return _connect(path)
+    return connection
+
+
+def _open_without_log(
+    folder: Path, path: Path, log: logging.Logger, reason: str
+) -> duckdb.DuckDBPyConnection:
+    """Open the state of the last checkpoint if only the log is at fault, else begin anew."""
+    kept = _aside(folder)
+    if _move_log(folder, kept):
+        log.error("history's write-ahead log moved aside to %s.wal: %s", kept.name, reason)
+        try:
+            return _connect(path)
+        except duckdb.Error as error:
+            reason = one_line(str(error))
+    _move(path, kept)  # the same name, so that the two open together again
+    log.error("history moved aside to %s: %s", kept.name, reason)
+    return _connect(path)
 
 
 def _not_ours(connection: duckdb.DuckDBPyConnection) -> str | None:
@@ -213,27 +225,21 @@ def _not_ours(connection: duckdb.DuckDBPyConnection) -> str | None:
 
 
 def _set_up(connection: duckdb.DuckDBPyConnection) -> None:
-    try:
-        connection.execute("BEGIN")
-        for statement in ddl():
-            connection.execute(statement)
-        connection.execute("COMMIT")
-        # A change of tables that stands in the log alone may not replay after a kill.
-        connection.execute("CHECKPOINT")
-    except duckdb.Error as error:
-        raise HistoryUnavailable(one_line(str(error))) from error
+    connection.execute("BEGIN")
+    for statement in ddl():
+        connection.execute(statement)
+    connection.execute("COMMIT")
+    # A change of tables that stands in the log alone may not replay after a kill.
+    connection.execute("CHECKPOINT")
 
 
 def _copy_log(wal: Path) -> Path | None:
     """Keep a copy of a log that a crash left: opening the database consumes it."""
-    copy = wal.with_name(wal.name + ".before")
-    try:
-        if not wal.is_file():
-            copy.unlink(missing_ok=True)
-            return None
-        shutil.copyfile(wal, copy)
-    except OSError:
+    copy = wal.with_name(COPY_NAME)
+    if not wal.is_file():
+        copy.unlink(missing_ok=True)
         return None
+    shutil.copyfile(wal, copy)
     return copy
 
 
@@ -251,11 +257,11 @@ def _check_progress(
                 f"INSERT INTO {LOST_TABLE} VALUES (?, ?, ?, ?, ?)",
                 [progress.run_id, generation, last + 1, progress.seq, missing],
             )
-            if copy is not None:
-                set_aside_copy = datetime.now(UTC).strftime("%Y%m%dT%H%M%S.%fZ")
-                copy.rename(folder / f"{FILE_NAME}.wal.unreadable-{set_aside_copy}")
-                return
-    _forget(copy)
+            if copy is not None and copy.exists():
+                kept = _aside(folder)
+                copy.rename(kept.with_name(kept.name + ".wal"))
+    if copy is not None:
+        copy.unlink(missing_ok=True)
 
 
 def last_place(connection: duckdb.DuckDBPyConnection, run_id: str) -> tuple[int, int]:
@@ -275,9 +281,22 @@ def last_place(connection: duckdb.DuckDBPyConnection, run_id: str) -> tuple[int,
     return row[0], row[1]
 
 
-def _forget(copy: Path | None) -> None:
-    if copy is not None:
-        copy.unlink(missing_ok=True)
+def _aside(folder: Path) -> Path:
+    stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%S.%fZ")
+    return folder / f"{FILE_NAME}.unreadable-{stamp}"
+
+
+def _move(source: Path, target: Path) -> bool:
+    if not source.exists():
+        return False
+    source.rename(target)
+    return True
+
+
+def _move_log(folder: Path, kept: Path) -> bool:
+    # Its copy is for a log that opening consumes; this one stays.
+    (folder / COPY_NAME).unlink(missing_ok=True)
+    return _move(folder / (FILE_NAME + ".wal"), kept.with_name(kept.name + ".wal"))
 
 
 def _replace(path: Path, content: bytes) -> None:

@@ -7,6 +7,7 @@ be stored is on record as lost. Closed spans will leave from here as segments.
 
 import logging
 from collections import defaultdict
+from contextlib import suppress
 from operator import attrgetter
 from pathlib import Path
 
@@ -20,6 +21,8 @@ from telemetry.schema import LOST_TABLE
 
 _FIELDS = {name: attrgetter(*(c.name for c in columns(kind))) for name, kind in KINDS.items()}
 """Record to the tuple of its fields, by kind."""
+
+RECORDS_AT_FAULT = (duckdb.DataError, duckdb.IntegrityError, duckdb.ProgrammingError)
 
 Rows = dict[str, list[tuple[object, ...]]]
 
@@ -63,8 +66,8 @@ class Store:
             self._write(rows)
             self.records += len(batch.entries)
         except duckdb.Error as error:
-            self._write_off(batch.lost_from or batch.entries[0].seq, last, error)
             self.lost += len(batch.entries)
+            self._write_off(batch.lost_from or batch.entries[0].seq, last, error)
         try:
             database.write_progress(self._folder, Progress(self._run_id, last))
         except OSError as error:
@@ -88,20 +91,25 @@ class Store:
                 appender.flush()
             connection.execute("COMMIT")
         except duckdb.Error:
-            try:
+            # A commit that failed has ended its transaction already.
+            with suppress(duckdb.TransactionException):
                 connection.execute("ROLLBACK")
-            except duckdb.Error as again:
-                self._log.error("history could not roll back: %s", database.one_line(str(again)))
             raise
 
     def _write_off(self, first: int, last: int, error: duckdb.Error) -> None:
-        """Put records that could not be stored on record as lost; give up if even that fails."""
+        """Put records that could not be stored on record as lost.
+
+        Goes on only if the records were at fault: a disk that is full may take this small row and
+        no batch, and would be tried four times a second for ever.
+        """
         reason = database.one_line(str(error))
         self._log.error("history could not store %d records: %s", last - first + 1, reason)
         try:
             self._write({LOST_TABLE: [self._loss(self._generation, first, last)]})
         except duckdb.Error as again:
             raise HistoryUnavailable(database.one_line(str(again))) from error
+        if not isinstance(error, RECORDS_AT_FAULT):
+            raise HistoryUnavailable(reason) from error
 
     def _loss(self, generation: int, first: int, last: int) -> tuple[object, ...]:
         return self._run_id, generation, first, last, last - first + 1
