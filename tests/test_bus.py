@@ -11,7 +11,7 @@ from collections import Counter
 from types import FrameType
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from telemetry.bus import KIND_NAMES, Bus, Entry, Reader
@@ -63,6 +63,7 @@ steps = st.lists(
 )
 
 
+@settings(deadline=None)
 @given(capacity=st.integers(1, 16), script=steps, order=st.randoms())
 def test_received_and_lost_are_what_was_published(
     capacity: int, script: list[tuple[str, int]], order: random.Random
@@ -92,6 +93,7 @@ records = st.lists(
 )
 
 
+@settings(deadline=None)
 @given(capacity=st.integers(1, 12), script=records)
 def test_snapshots_at_both_ends_of_the_ring_fit_their_place(
     capacity: int, script: list[Record]
@@ -114,6 +116,7 @@ def test_snapshots_at_both_ends_of_the_ring_fit_their_place(
     assert bus.tail_snapshot().seq == max(0, len(script) - capacity)
 
 
+@settings(deadline=None)
 @given(capacity=st.integers(1, 12), early=records, late=records)
 def test_a_loss_is_told_by_kind(capacity: int, early: list[Record], late: list[Record]) -> None:
     bus = Bus(run_id="r", capacity=capacity)
