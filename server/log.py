@@ -11,12 +11,15 @@ from collections.abc import Mapping
 from typing import Any
 
 LINE = "%(asctime)s %(levelname)-7s %(message)s"
+CUT_STREAM = "ASGI callable returned without completing response."
+"""What uvicorn says of a stream that ended early: we cut it, and have logged why."""
 
 
 def configure(level: str) -> None:
     """Send lines at `level` (debug, info, warning or error) and above to standard error."""
     lines = logging.StreamHandler(sys.stderr)
     lines.setFormatter(logging.Formatter(LINE))
+    lines.addFilter(lambda record: record.msg != CUT_STREAM)
     for name, least in (("iterscope", level.upper()), ("uvicorn", "WARNING")):
         logger = logging.getLogger(name)
         logger.handlers = [lines]
