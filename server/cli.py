@@ -8,19 +8,21 @@ so at import it must stay light and do nothing; what a command needs is imported
 import argparse
 import asyncio
 import sys
+from collections.abc import Callable
 from importlib.metadata import version
 
 from engine.config import ConfigError
 from engine.spec import SpecError
-from server.config import Parser, ServerConfig, add_serve_flags, from_flags, quiet_threads
+from server.config import Parser, add_serve_flags, from_flags, quiet_threads
 from server.log import configure
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run one command; returns 0, 1 (it failed while running) or 2 (misuse, cannot start)."""
     flags = build_parser().parse_args(arguments)
+    run: Callable[[argparse.Namespace], int] = flags.run
     try:
-        return _serve(from_flags(flags)) if flags.command == "serve" else _sql(flags)
+        return run(flags)
     except (ConfigError, SpecError) as error:
         return _refuse(str(error))
     except KeyboardInterrupt:
@@ -28,11 +30,18 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """Return the parser of all commands."""
+    """Return the parser of all commands; `run` of the parsed flags is what to call with them."""
+    from server.sql_command import add_sql_flags, run_sql_command  # noqa: PLC0415
+
     parser = Parser("iterscope", description="Continuous batching you can see.")
     parser.add_argument("--version", action="version", version=f"iterscope {version('iterscope')}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    add_serve_flags(commands.add_parser("serve", help="serve a model over HTTP"))
+    serve = commands.add_parser("serve", help="serve a model over HTTP")
+    add_serve_flags(serve)
+    serve.set_defaults(run=_serve)
+    sql = commands.add_parser("sql", help="ask the history one SELECT")
+    add_sql_flags(sql)
+    sql.set_defaults(run=run_sql_command)
     return parser
 
 
@@ -41,12 +50,13 @@ def _refuse(line: str) -> int:
     return 2
 
 
-def _serve(config: ServerConfig) -> int:
+def _serve(flags: argparse.Namespace) -> int:
     import uvloop  # noqa: PLC0415
 
     from server.demo import DemoError  # noqa: PLC0415
     from server.life import StartError, listen, load_model, serve  # noqa: PLC0415
 
+    config = from_flags(flags)
     quiet_threads()
     configure(config.log_level)
     try:
@@ -54,10 +64,6 @@ def _serve(config: ServerConfig) -> int:
             run.run(serve(config, load_model(config), listening))
     except (StartError, DemoError) as error:
         return _refuse(str(error))
-    return 0
-
-
-def _sql(flags: argparse.Namespace) -> int:
     return 0
 
 

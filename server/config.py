@@ -110,7 +110,7 @@ def from_flags(flags: argparse.Namespace) -> ServerConfig:
         return {item.name: given[item.name] for item in fields(kind) if item.name in given}
 
     telemetry = {"history": str(default_history())} | of(TelemetryConfig)
-    server = {"api_key": os.environ.get("ITERSCOPE_API_KEY") or None} | of(ServerConfig)
+    server = {"api_key": default_api_key()} | of(ServerConfig)
     config = ServerConfig(
         engine=EngineConfig(**of(EngineConfig)), telemetry=TelemetryConfig(**telemetry), **server
     )
@@ -151,6 +151,11 @@ def shown(config: ServerConfig) -> dict[str, Any]:
         for item in fields(part)
         if item.name not in ("engine", "telemetry")
     }
+
+
+def default_api_key() -> str | None:
+    """Return the key that the environment gives, which shows in no list of processes."""
+    return os.environ.get("ITERSCOPE_API_KEY") or None
 
 
 def cache_folder() -> Path:
