@@ -5,6 +5,7 @@ house_rules.py and house_state.py, and test_house_rules.py proves that each can 
 """
 
 import dataclasses
+import functools
 import json
 import os
 import re
@@ -16,6 +17,8 @@ from pathlib import Path
 
 import pytest
 
+from engine.config import DeviceFacts, EngineConfig, resolve
+from engine.spec import ModelSpec
 from tests import house_rules as rules
 from tests import house_state as state
 
@@ -25,8 +28,13 @@ TEXT = re.compile(r".*\.(py|js|css|html|md|toml|txt|cpp|h|sql|ya?ml|json|sh)|Mak
 ARCHITECTURE = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
 
 
-def files() -> Iterator[tuple[str, str]]:
-    """Yield every text file of ours: path from the root, content."""
+@functools.lru_cache(maxsize=1)
+def files() -> tuple[tuple[str, str], ...]:
+    """Return every text file of ours: path from the root, content."""
+    return tuple(_read_files())
+
+
+def _read_files() -> Iterator[tuple[str, str]]:
     for folder, names, found in os.walk(ROOT):
         names[:] = sorted(n for n in names if n not in SKIPPED_FOLDERS and _ours(n))
         for name in sorted(found):
@@ -234,6 +242,33 @@ def test_every_setting_is_frozen_and_has_its_help(module: str, name: str) -> Non
     for field in dataclasses.fields(kind):
         help_text = field.metadata.get("help", "")
         assert field.name in composed or len(help_text) > 3, f"{name}.{field.name} has no help"
+
+
+def test_nothing_is_auto_once_resolved() -> None:
+    spec = ModelSpec(
+        path="x",
+        architecture="llama",
+        layers=2,
+        hidden=8,
+        heads=2,
+        kv_heads=1,
+        head_dim=4,
+        intermediate=8,
+        vocab_size=8,
+        rope_base=1e4,
+        norm_eps=1e-5,
+        tied_head=True,
+        model_len=64,
+        bos_id=None,
+        eos_ids=(0,),
+        parameters=1,
+    )
+    facts = DeviceFacts(device="cpu", auto_dtype="f32", threads=2)
+    resolved = dataclasses.asdict(resolve(EngineConfig(), spec, facts))
+    open_ones = {name for name, value in resolved.items() if value == "auto"}
+    assert open_ones <= {"attention_backend"}, "kernels/select.py decides that one alone"
+    for name in ("max_model_len", "kv_blocks", "engine_threads"):
+        assert resolved[name] is not None
 
 
 def test_every_dependency_says_what_it_is_for() -> None:
