@@ -104,7 +104,7 @@ class GgufSource:
     def __init__(self, path: Path) -> None:
         header = read_gguf(path)
         self._tensors = header.tensors
-        self._data = np.memmap(path, mode="r")
+        self._data = np.asarray(np.memmap(path, mode="r"))
         self.shapes = {name: item.shape for name, item in header.tensors.items()}
 
     def load(self, name: str) -> torch.Tensor:
@@ -244,7 +244,7 @@ class _Loader:
     def tensor(self, name: str) -> torch.Tensor:
         """Return a tensor of the file in the target's type, on its device."""
         value = self._source.load(name)
-        if not bool(torch.isfinite(value.sum(dtype=torch.float64))):
+        if not bool(torch.isfinite(value.sum(dtype=torch.float32))):
             raise SpecError(f"{self._spec.path}: tensor {name!r} holds values that are not finite")
         return value.to(device=self._device, dtype=self._dtype)
 

@@ -12,7 +12,7 @@ import torch.nn.functional as F  # noqa: N812  the field's name for it
 
 from kernels.base import AttentionBatch, AttentionShape, Cache, Prepared
 
-GATHER_BYTES_MAX = 8 * 2**20
+GATHER_BYTES_MAX = 2 * 2**20
 """Bound of the keys that one group gathers: larger groups leave the CPU's cache and cost more."""
 
 
