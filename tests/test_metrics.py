@@ -28,9 +28,10 @@ class Scrape:
         self.values: dict[Sample, float] = {}
         for line in self.text.splitlines():
             if not line.startswith("#"):
-                name, labels, value = re.fullmatch(r"([\w:]+)\{(.*)\} (\S+)", line).groups()  # type: ignore[union-attr]
-                pairs = frozenset(re.findall(r'(\w+)="([^"]*)"', labels))
-                self.values[name, pairs] = float(value)
+                found = re.fullmatch(r"([\w:]+)\{(.*)\} (\S+)", line)
+                assert found, line
+                pairs = frozenset(re.findall(r'(\w+)="([^"]*)"', found[2]))
+                self.values[found[1], pairs] = float(found[3])
 
     def __call__(self, name: str, **labels: str) -> float:
         found = [
