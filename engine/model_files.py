@@ -187,15 +187,15 @@ def _tensor(cursor: _Cursor) -> GgufTensor:
     name = cursor.text(NAME_BYTES_MAX, "a tensor's name")
     rank = cursor.unpack("I")
     if not 1 <= rank <= DIMENSIONS_MAX:
-        raise cursor.fail(f"damaged: tensor {name!r} has {rank} dimensions")
+        raise cursor.fail(f"damaged: tensor {name!r:.60} has {rank} dimensions")
     shape = tuple(reversed([cursor.count(2**40, "values in a row") for _ in range(rank)]))
     kind = cursor.unpack("I")
     offset = cursor.unpack("Q")
     if kind not in BLOCKS:
-        raise cursor.fail(f"tensor {name!r} has type {kind}, which is not supported")
+        raise cursor.fail(f"tensor {name!r:.60} has type {kind}, which is not supported")
     _, values, size = BLOCKS[kind]
     if shape[-1] % values or min(shape) < 1:
-        raise cursor.fail(f"damaged: tensor {name!r} has shape {list(shape)}")
+        raise cursor.fail(f"damaged: tensor {name!r:.60} has shape {list(shape)}")
     return GgufTensor(name, shape, kind, offset, math.prod(shape) // values * size)
 
 
@@ -205,7 +205,7 @@ def _placed(
     """Return the directory with absolute offsets; every tensor lies within the file."""
     alignment = metadata.get("general.alignment", 32)
     if not isinstance(alignment, int) or not 1 <= alignment <= ALIGNMENT_MAX:
-        raise cursor.fail(f"damaged: alignment {alignment}")
+        raise cursor.fail(f"damaged: alignment {alignment!r:.60}")
     start = -(-cursor.at // alignment) * alignment
     length = len(cursor.data)
     placed: dict[str, GgufTensor] = {}
@@ -213,10 +213,10 @@ def _placed(
         end = start + item.offset + item.size
         if end > length:
             raise cursor.fail(
-                f"cut short: tensor {item.name!r} ends at byte {end}, the file has {length}"
+                f"cut short: tensor {item.name!r:.60} ends at byte {end}, the file has {length}"
             )
         if item.name in placed:
-            raise cursor.fail(f"damaged: tensor {item.name!r} is listed twice")
+            raise cursor.fail(f"damaged: tensor {item.name!r:.60} is listed twice")
         placed[item.name] = GgufTensor(
             item.name, item.shape, item.kind, start + item.offset, item.size
         )
@@ -294,5 +294,5 @@ class Fields:
         found = value if isinstance(value, list) else [] if value is None else [value]
         for item in found:
             if isinstance(item, bool) or not isinstance(item, int) or not 0 <= item < vocab_size:
-                raise self.fail(f"{key} holds {item!r}, not a token id below {vocab_size}")
+                raise self.fail(f"{key} holds {item!r:.60}, not a token id below {vocab_size}")
         return found

@@ -164,9 +164,11 @@ def _refuse_foreign(fields: Fields) -> None:
     """Raise for what would load as a llama and compute something else."""
     kind = fields.text("model_type")
     if kind != "llama":
-        raise fields.fail(f"model_type is {kind!r}; only llama is supported")
+        raise fields.fail(f"model_type is {kind!r:.60}; only llama is supported")
     if fields.content.get("hidden_act", "silu") != "silu":
-        raise fields.fail(f"hidden_act is {fields.content['hidden_act']!r}; only silu is supported")
+        raise fields.fail(
+            f"hidden_act is {fields.content['hidden_act']!r:.60}; only silu is supported"
+        )
     for key in ("attention_bias", "mlp_bias", "quantization_config"):
         if fields.content.get(key):
             raise fields.fail(f"{key} is not supported")
@@ -186,7 +188,7 @@ def _rope_of_folder(fields: Fields) -> tuple[float, RopeScaling | None]:
     if kind == "default":
         return base, None
     if kind != "llama3":
-        raise fields.fail(f"rope scaling {kind!r} is not supported (default and llama3 are)")
+        raise fields.fail(f"rope scaling {kind!r:.60} is not supported (default and llama3 are)")
     return base, RopeScaling(
         factor=rope.number("factor"),
         low_frequency_factor=rope.number("low_freq_factor"),
@@ -251,7 +253,7 @@ def _spec_of_gguf(header: GgufHeader) -> ModelSpec:
     fields = Fields(header.path, header.metadata)
     kind = fields.text("general.architecture")
     if kind != "llama":
-        raise fields.fail(f"architecture is {kind!r}; only llama is supported")
+        raise fields.fail(f"architecture is {kind!r:.60}; only llama is supported")
     heads = fields.integer("llama.attention.head_count", 1024)
     hidden = fields.integer("llama.embedding_length", 2**17)
     head_dim = fields.integer("llama.attention.key_length", 1024, hidden // heads)
