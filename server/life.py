@@ -40,6 +40,7 @@ from telemetry.records import CancelCause
 
 PROGRESS_S = 0.2
 SEND_BUFFER_BYTES = 128 * 1024
+ENGINE_S = 5.0
 CUT_S = 2.0
 """How long ended streams get to write their last event."""
 
@@ -80,6 +81,7 @@ def listen(config: ServerConfig) -> socket.socket:
         cut_ms = int(4000 * config.client_stall_s)
         listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, cut_ms)
         listening.bind((config.host, config.port))
+        listening.listen()  # at once: two sockets may be bound to a port, but only one listens
     except OSError as error:
         listening.close()
         place = f"{config.host}:{config.port}"
@@ -199,6 +201,8 @@ class Life:
             if served.done():
                 served.result()
             served.cancel()
+            if web.done() and not self._signals:
+                raise RuntimeError("the web server ended by itself")
             await self._drain()
         finally:
             await self._end(web)
@@ -281,7 +285,8 @@ class Life:
         # would otherwise keep its streams open until uvicorn loses patience.
         self._web.handle_exit(signal.SIGTERM, None)
         await asyncio.wait((web,), timeout=2 * CUT_S)
-        await context.engine.stop()
+        # An engine that still loads reads no command: it is not waited for.
+        await context.engine.stop(ENGINE_S if context.engine.state == "ready" else 0.0)
         await asyncio.to_thread(context.history.close)
         context.metrics.stop()
         context.tokenizer.close()

@@ -208,16 +208,22 @@ def _limits(
                 f"this model's context is {run.model_len_max} tokens; "
                 f"{len(prompt)} of the prompt and max_tokens {asked} exceed it"
             )
-            raise invalid("max_tokens", message, code="context_length_exceeded")
+            raise invalid(_limit_name(body), message, code="context_length_exceeded")
         limit = asked or min(room, pool // n - len(prompt))
         if limit < 1 or n * (len(prompt) + limit) > pool:
             message = (
                 f"n {n} x ({len(prompt)} prompt tokens + max_tokens {max(limit, 1)}) can never "
                 f"fit the KV cache of {pool} tokens"
             )
-            raise arrival.refused("infeasible", invalid("n" if n > 1 else "max_tokens", message))
+            named = "n" if n > 1 else _limit_name(body)
+            raise arrival.refused("infeasible", invalid(named, message))
         limits.append(limit)
     return limits
+
+
+def _limit_name(body: GenerationRequest) -> str:
+    newer = isinstance(body, ChatRequest) and body.max_completion_tokens is not None
+    return "max_completion_tokens" if newer else "max_tokens"
 
 
 def _generate(

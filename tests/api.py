@@ -1,0 +1,60 @@
+"""A client of the OpenAI API for tests: plain requests, whole streams and bare sockets.
+
+Owns no server: tests/servers.py starts one. Every answer of a stream is checked line by line, and
+a bare socket lets a test break a connection as it likes.
+"""
+
+import json
+import socket
+from typing import Any
+
+import httpx
+
+from tests.servers import Server
+
+HELLO = {"messages": [{"role": "user", "content": "hello"}], "temperature": 0}
+LONG = {"prompt": "go on", "max_tokens": 600, "ignore_eos": True, "temperature": 0}
+
+
+def post(server: Server, path: str, body: object, **headers: str) -> httpx.Response:
+    return httpx.post(server.url + path, json=body, headers=headers, timeout=30)
+
+
+def complete(server: Server, body: dict[str, Any]) -> dict[str, Any]:
+    response = post(server, "/v1/completions", {"temperature": 0, "return_token_ids": True} | body)
+    assert response.status_code == 200, response.text
+    answer: dict[str, Any] = response.json()
+    return answer
+
+
+def events(server: Server, path: str, body: dict[str, Any]) -> list[Any]:
+    """Return the JSON of each event of a stream; every line must be data or blank."""
+    with httpx.stream("POST", server.url + path, json=body | {"stream": True}) as response:
+        assert response.status_code == 200, response.read()
+        lines = list(response.iter_lines())
+    assert all(line == "" or line.startswith("data: ") for line in lines)
+    data = [line.removeprefix("data: ") for line in lines if line]
+    assert data[-1] == "[DONE]"
+    return [json.loads(line) for line in data[:-1]]
+
+
+def still_answers(server: Server) -> None:
+    assert complete(server, {"prompt": [5, 6, 7], "max_tokens": 2})["usage"]["total_tokens"] == 5
+
+
+def ids(count: int) -> list[int]:
+    return [3 + index % 256 for index in range(count)]
+
+
+def raw_request(server: Server, body: dict[str, Any]) -> socket.socket:
+    """Send a request over a bare socket, which a test can then break as it likes."""
+    text = json.dumps(body).encode()
+    made = socket.create_connection(("127.0.0.1", httpx.URL(server.url).port or 0), timeout=20)
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(text)
+    made.sendall(head + text)
+    return made
+
+
+def in_flight(server: Server) -> list[Any]:
+    listed: list[Any] = server.get("/v1/requests").json()["data"]
+    return listed

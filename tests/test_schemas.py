@@ -1,0 +1,136 @@
+"""Request bodies: what is refused names its field, and what asks for nothing is taken.
+
+No server runs here: nothing in these tables may reach an engine.
+"""
+
+import asyncio
+import json
+from typing import Any
+
+import httpx
+import pytest
+from starlette.types import Message, Receive, Scope, Send
+
+from server.app import Gate
+from server.config import ServerConfig
+from server.errors import ApiError
+from server.schemas import ChatRequest, CompletionRequest, check, decode, prompts
+
+BAD_FIELDS: tuple[tuple[str, str, str], ...] = (
+    *(("temperature", text, "temperature") for text in ("NaN", "Infinity", "-Infinity", "-1")),
+    *(("temperature", text, "temperature") for text in ("2.0001", '"0.7"', "1e400", "true", "[]")),
+    *(("top_p", text, "top_p") for text in ("0", "-0.1", "1.1", "NaN", "true")),
+    *(("top_k", text, "top_k") for text in ("-2", "1.5", "true", '"5"')),
+    *(("max_tokens", text, "max_tokens") for text in ("-1", "0", "1.5", '"5"', "true")),
+    *(("n", text, "n") for text in ("0", "-1", "17", "1.0", "true")),
+    *(("seed", text, "seed") for text in (str(2**64), "1.5", str(-(2**63) - 1), '"1"')),
+    *(("stop", text, "stop") for text in ('""', "5", "{}")),
+    *(("stop", text, "stop[0]") for text in ('["", "x"]', "[5]")),
+    ("stop", json.dumps(["x"] * 17), "stop"),
+    *(("stop_token_ids", text, "stop_token_ids[0]") for text in ("[-1]", "[1.5]", "[true]")),
+    *(("min_tokens", text, "min_tokens") for text in ("-1", "1.5")),
+    ("priority", str(2**31), "priority"),
+    ("ignore_eos", "1", "ignore_eos"),
+    ("stream", '"yes"', "stream"),
+    *(("frequency_penalty", text, "frequency_penalty") for text in ("NaN", "2.5", "0.5", '"1"')),
+    *(("presence_penalty", text, "presence_penalty") for text in ("-2.5", "1")),
+    *(("logit_bias", text, "logit_bias") for text in ('{"5": 1e308}', '{"-1": 5}', '{"abc": 1}')),
+    *(("logprobs", text, "logprobs") for text in ("-1", "100", "0", "true")),
+    ("response_format", '{"type": "json_object"}', "response_format"),
+    ("guided_json", "{}", "guided_json"),
+    ("min_p", "0.1", "min_p"),
+)
+BAD_CHAT_FIELDS: tuple[tuple[str, str, str], ...] = (
+    ("tools", '[{"type": "function"}]', "tools"),
+    ("tool_choice", '"auto"', "tool_choice"),
+    ("top_logprobs", "20", "top_logprobs"),
+    ("max_completion_tokens", "0", "max_completion_tokens"),
+    ("messages", "[]", "messages"),
+    ("messages", "null", "messages"),
+    ("messages", "{}", "messages"),
+    ("continue_final_message", "true", "continue_final_message"),
+)
+BAD_PROMPTS: tuple[tuple[str, str], ...] = (
+    *((text, "prompt") for text in ("null", "5", "{}", "[]", "true", "1.5")),
+    *((text, "prompt[0]") for text in ("[-1]", "[1.5]", "[true]", "[[]]", "[null]")),
+    *((text, "prompt[1]") for text in ("[0, -5, 7]", '["a", [1]]', "[[1], 3]", '[1, "a"]')),
+    *((text, "prompt[1][0]") for text in ('[[1], ["a"]]', "[[1], [-2]]")),
+    ("[320]", "prompt"),
+    ("[[1, 2], [3, 99999]]", "prompt"),
+)
+
+
+@pytest.mark.parametrize(("field", "value", "param"), BAD_FIELDS)
+@pytest.mark.parametrize("kind", [ChatRequest, CompletionRequest])
+def test_a_bad_field_is_named(kind: Any, field: str, value: str, param: str) -> None:
+    rest = '"messages": [{"role": "user", "content": "x"}], "prompt": "x"'
+    with pytest.raises(ApiError) as caught:
+        check(decode(f'{{{rest}, "{field}": {value}}}'.encode(), kind))
+    assert (caught.value.status, caught.value.param) == (400, param)
+    json.loads(caught.value.body())
+
+
+@pytest.mark.parametrize(("field", "value", "param"), BAD_CHAT_FIELDS)
+def test_a_bad_chat_field_is_named(field: str, value: str, param: str) -> None:
+    fields = {"messages": '[{"role": "user", "content": "x"}]', field: value}
+    body = ", ".join(f'"{name}": {text}' for name, text in fields.items())
+    with pytest.raises(ApiError) as caught:
+        check(decode(f"{{{body}}}".encode(), ChatRequest))
+    assert (caught.value.status, caught.value.param) == (400, param)
+
+
+@pytest.mark.parametrize(("prompt", "param"), BAD_PROMPTS)
+def test_a_bad_prompt_is_named(prompt: str, param: str) -> None:
+    with pytest.raises(ApiError) as caught:
+        prompts(prompt.encode(), vocab_size=320)
+    assert (caught.value.status, caught.value.param) == (400, param)
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [
+        {"temperature": None, "top_p": None, "max_tokens": None, "n": None, "stop": None},
+        {"temperature": 2, "top_p": 1, "top_k": -1, "seed": -1, "stop": [], "logit_bias": {}},
+        {"logprobs": False, "frequency_penalty": 0, "presence_penalty": 0.0, "tools": []},
+        {"tool_choice": "none", "response_format": {"type": "text"}, "user": "u", "store": True},
+        {"modalities": ["text"], "metadata": {"a": "b"}, "best_of": 1, "echo": False},
+    ],
+)
+def test_what_asks_for_nothing_is_taken(extra: dict[str, Any]) -> None:
+    body = {"messages": [{"role": "user", "content": "x"}], "prompt": "x"} | extra
+    check(decode(json.dumps(body).encode(), ChatRequest))
+    if "logprobs" not in extra:
+        check(decode(json.dumps(body).encode(), CompletionRequest))
+
+
+# ---- the key
+
+
+def gated(key: str | None, **headers: str) -> int:
+    """Return the status of a request that passes the gate of a server with this key."""
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        start: Message = {"type": "http.response.start", "status": 200, "headers": []}
+        await send(start)
+        await send({"type": "http.response.body", "body": b""})
+
+    async def ask() -> int:
+        transport = httpx.ASGITransport(Gate(app, ServerConfig(api_key=key)))
+        async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
+            return (
+                await client.get(headers.pop("path", "/v1/models"), headers=headers)
+            ).status_code
+
+    return asyncio.run(ask())
+
+
+def test_the_key_guards_everything_but_health() -> None:
+    assert gated(None) == 200
+    assert gated("secret") == 401
+    assert gated("secret", authorization="Bearer wrong") == 401
+    assert gated("secret", authorization="Basic secret") == 401
+    assert gated("secret", authorization="Bearer secret") == 200
+    assert gated("secret", authorization="bearer  secret ") == 200
+    assert gated("secret", path="/health") == 200
+    assert gated("secret", path="/metrics") == 401
+    assert gated("secret", path="/dashboard/") == 401
