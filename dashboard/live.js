@@ -32,6 +32,7 @@ const FIGURES = [
   (c, s) => [c.kv_blocks_used[s], c.kv_blocks_cached[s]].map(int),
 ];
 const IDLE_PILL_NS = 2e9;
+const NOTICED_NS = 15e7;
 
 export class Live {
   // app: {store, view, clock, mine, tryIt, selected, linkState}
@@ -309,10 +310,10 @@ export class Live {
     const late_ns = newest - view.right + (view.lead / view.scale) * 1e9;
     const idle_ns = app.clock.nowNs(now_ms) - newest;
     let words = '';
-    if (!view.follow) words = `paused, ${duration(Math.max(0, late_ns) / 1e6)} behind`;
-    else if (view.hold && late_ns > 15e7) {
-      words = `held while you look, ${duration(late_ns / 1e6)} behind`;
-    } else if (newest && !this.moving && !down && idle_ns > IDLE_PILL_NS) {
+    const behind = late_ns > NOTICED_NS ? `, ${duration(late_ns / 1e6)} behind` : '';
+    if (!view.follow) words = 'paused' + behind;
+    else if (view.hold && behind) words = 'held while you look' + behind;
+    else if (newest && !this.moving && !down && idle_ns > IDLE_PILL_NS) {
       words = `idle since ${timeOfDay(newest, store.run.started_unix_us)}`;
     }
     pill.hidden = !words;
