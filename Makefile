@@ -34,7 +34,7 @@ run: $(INSTALLED) demo-model  ## install, fetch the demo model, serve on 127.0.0
 .PHONY: test
 test: tools-test $(INSTALLED_TEST) demo-model-tested  ## install and run every test not marked soak (ARGS="tests/test_x.py ...")
 	@echo "== Testing"
-	@node --test dashboard/tests/*.test.js
+	@node --test --test-reporter=spec dashboard/tests/*.test.js
 	@$(PY) -m pytest -m "not soak" -rs $(ARGS)
 
 .PHONY: check
