@@ -6,6 +6,7 @@ never leave a started sequence without its one end on record, whatever happens t
 """
 
 import asyncio
+import contextlib
 import logging
 from dataclasses import dataclass, replace
 from importlib.metadata import version
@@ -112,7 +113,8 @@ class EngineClient:
         engine = self._engine
         if engine is None:
             return
-        engine.channels.commands.send(self._encode(Shutdown()), zmq.DONTWAIT)
+        with contextlib.suppress(zmq.Again):  # an engine that has not connected yet cannot be told
+            engine.channels.commands.send(self._encode(Shutdown()), zmq.DONTWAIT)
         deadline = self._clock.now_ns() + int(grace_s * 1e9)
         while self._engine is not None and self._clock.now_ns() < deadline:
             await asyncio.sleep(0.01)
