@@ -57,7 +57,8 @@ class Admission:
             return "batch_closed"
         if len(view.running) >= self._config.max_num_seqs:
             return "seqs"
-        if stop := self._over_budget(draft, request.pending):
+        pending = request.pending - len(self.hits(request)) * self._pool.block_tokens
+        if stop := self._over_budget(draft, pending):
             return stop
         if self._is_ready and not self._is_ready(request):
             return "dependency"
@@ -90,11 +91,23 @@ class Admission:
             return "prefill_cap"
         return "prefill_cap" if share <= 0 else None
 
+    def hits(self, request: Request) -> list[int]:
+        """Return the cached blocks an admission would share: at least one token stays to compute.
+
+        Of a waiting sequence every known token has been read, or is a placeholder past the last
+        full block that counts.
+        """
+        if not self._config.enable_prefix_caching:
+            return []
+        full = min(request.known - 1, len(request.tokens)) // self._pool.block_tokens
+        return self._pool.lookup(request.digests_of(full, self._pool.block_tokens))
+
     def _fits(self, request: Request, view: View) -> bool:
-        """Whether the whole request may reserve now.
+        """Whether the whole request may reserve now, its own hits counted as there.
 
         The watermark binds only while something runs, so whatever was accepted fits alone.
         """
         keep = self._watermark if view.running else 0
-        needed = self._pool.blocks_for(self._batching.reserves(request))
-        return needed <= self._pool.available - keep
+        hits = self.hits(request)
+        needed = self._pool.blocks_for(self._batching.reserves(request)) - len(hits)
+        return needed <= self._pool.available - self._pool.unheld(hits) - keep

@@ -214,7 +214,7 @@ class Core:
             graph=output.graph,
             kv_blocks_used=pool.used,
             kv_blocks_cached=pool.cached,
-            kv_tokens=scheduler.kv_tokens,
+            kv_tokens=scheduler.kv_tokens - pool.shared * pool.block_tokens,
             kv_blocks_peak=plan.kv_blocks_peak,
             allocation_failures=plan.allocation_failures,
             lost_before=self._emit.lost,

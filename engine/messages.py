@@ -32,7 +32,10 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Submit(msgspec.Struct, frozen=True, kw_only=True, tag="submit"):
-    """One sequence for the engine's queue. `prompt` holds at least one valid token id."""
+    """One sequence for the engine's queue. `prompt` holds at least one valid token id.
+
+    Only sequences of the same cache_salt reuse each other's KV blocks.
+    """
 
     request: int
     request_id: str
@@ -45,6 +48,7 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, tag="submit"):
     priority: Priority = 0
     slo: str | None = None
     stream: bool = False
+    cache_salt: str = ""
     received_at_ns: int
 
 

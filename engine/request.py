@@ -8,6 +8,7 @@ Never holds text, tensors or anything of another sequence.
 from dataclasses import dataclass, field
 from typing import Literal
 
+from engine.kv import block_digest, root_digest
 from engine.messages import SamplingParams, Submit
 from telemetry.records import CancelCause, Finish, RequestEnd, RequestStart
 
@@ -63,7 +64,8 @@ class Request:
     known = len(tokens) + placeholders. `computed` tokens have their keys and values in `blocks`;
     `in_flight` more are planned and not committed. `highest` is the most ever computed: positions
     below it are recompute. `flights` counts uncommitted rows, those of lost epochs included;
-    `stop_ids` end it when sampled; `arrival` orders it among all others.
+    `stop_ids` end it when sampled; `arrival` orders it among all others. `digests` names the
+    content of its full blocks as far as anybody asked; the first `named` blocks are in the index.
     """
 
     submit: Submit
@@ -85,6 +87,8 @@ class Request:
     highest: int = 0
     epoch: int = 0
     blocks: list[int] = field(default_factory=list)
+    digests: list[bytes] = field(default_factory=list)
+    named: int = 0
     counts: Counts = field(default_factory=Counts)
     finish: Finish | None = None
     cancel_cause: CancelCause | None = None
@@ -125,6 +129,15 @@ class Request:
     def output_tokens(self) -> int:
         """Tokens sampled and kept."""
         return len(self.tokens) - self.prompt_tokens
+
+    def digests_of(self, blocks: int, block_tokens: int) -> list[bytes]:
+        """Return the digests of its first full blocks; all their tokens must have been read."""
+        digests = self.digests
+        while len(digests) < blocks:
+            start = len(digests) * block_tokens
+            parent = digests[-1] if digests else root_digest(self.submit.cache_salt)
+            digests.append(block_digest(parent, self.tokens[start : start + block_tokens]))
+        return digests[:blocks]
 
     def move(self, state: State) -> None:
         """Change state; an illegal move is our mistake."""

@@ -223,16 +223,26 @@ class Scheduler:
     def _admit(self, draft: Draft, request: Request, now_ns: int) -> None:
         """Make a waiting sequence run: reserve all its blocks and place its first tokens."""
         self.waiting.pop(request)
-        blocks = self.pool.allocate(self.pool.blocks_for(self.batching.reserves(request)))
+        hits = self._admission.hits(request)
+        self.pool.share(hits)
+        needed = self.pool.blocks_for(self.batching.reserves(request)) - len(hits)
+        blocks = self.pool.allocate(needed)
         assert blocks is not None, "the kv check promised these blocks"
         request.move("running")
-        request.blocks = blocks
+        request.blocks = hits + blocks
+        request.named = len(hits)
+        cached = len(hits) * self.pool.block_tokens
+        request.computed = cached
+        request.highest = max(request.highest, cached)
+        self.kv_tokens += cached
+        request.counts.cached += cached
         if request.life.admitted is None:
+            request.counts.cached_first = cached
             request.life.admitted = now_ns
             request.life.first_scheduled = now_ns
         self.running.append(request)
         draft.plan.admitted.append(request.number)
-        draft.plan.admitted_cached_tokens.append(0)
+        draft.plan.admitted_cached_tokens.append(cached)
         count = draft.share(request.pending)
         if count > 0:
             draft.place(request, request.computed, count, request.pending)
@@ -259,6 +269,7 @@ class Scheduler:
     def commit(self, plan: Plan, output: StepOutput, now_ns: int) -> None:
         """Advance every row, keep its token, and end what is done."""
         requests, errors = self.requests, output.errors
+        caching, block_tokens = self.config.enable_prefix_caching, self.pool.block_tokens
         sampled = iter(output.tokens)
         for number, epoch, count, samples in zip(
             plan.requests, plan.epochs, plan.token_counts, plan.samples, strict=True
@@ -272,6 +283,8 @@ class Scheduler:
                 self.kv_tokens += count
                 if request.computed > request.highest:
                     self._rise(request, now_ns)
+                if caching and request.computed >= (request.named + 1) * block_tokens:
+                    self._name_blocks(request)
             token = next(sampled) if samples else None
             if errors and number in errors:
                 self._fail(request, errors[number], now_ns)
@@ -304,6 +317,14 @@ class Scheduler:
         request.highest = request.computed
         if request.computed >= request.prompt_tokens and request.life.prefill_finished is None:
             request.life.prefill_finished = now_ns
+
+    def _name_blocks(self, request: Request) -> None:
+        """Let others find the blocks that are full now: their keys and values are written."""
+        full = request.computed // self.pool.block_tokens
+        digests = request.digests_of(full, self.pool.block_tokens)
+        for index in range(request.named, full):
+            self.pool.name(request.blocks[index], digests[index])
+        request.named = full
 
     def _append(self, request: Request, token: int, now_ns: int) -> None:
         """Keep a sampled token; end its sequence where the token or its number says so."""

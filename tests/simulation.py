@@ -52,13 +52,18 @@ def token_of(request: int, index: int) -> int:
 
 
 class FakeRunner:
-    """Answers with token_of; `stops` maps (request, output index) to EOS; checks every plan."""
+    """Answers with token_of; `stops` maps (request, output index) to EOS; checks every plan.
+
+    It keeps what a device would: the token whose keys and values lie at each place of each block.
+    Whatever a row takes as computed must be there, written by an earlier step or by this pack.
+    """
 
     def __init__(self, clock: FakeClock, block_tokens: int) -> None:
         self.stops: set[tuple[int, int]] = set()
         self.fails: Callable[[Plan], Exception | None] = lambda plan: None
-        self.seen: dict[int, list[int]] = {}
-        self._sampled: dict[int, dict[int, int]] = {}
+        self.prompts: dict[int, list[int]] = {}
+        self._written: dict[tuple[int, int], int] = {}
+        self._reached: dict[int, tuple[int, int]] = {}
         self._clock = clock
         self._block_tokens = block_tokens
         self._device_free_at_ns = 0
@@ -69,40 +74,59 @@ class FakeRunner:
         tokens, offset = [], 0
         for row, request in enumerate(plan.requests):
             count = plan.token_counts[row]
-            ids = plan.token_ids[offset : offset + count]
+            self._write(plan, row, plan.token_ids[offset : offset + count])
             offset += count
-            self._read(plan, row, ids)
             if plan.samples[row]:
-                index = plan.output_indices[row]
-                stops = (request, index) in self.stops
-                tokens.append(EOS if stops else token_of(request, index))
-                position = plan.start_positions[row] + count
-                self._sampled.setdefault(request, {})[position] = tokens[-1]
+                end = plan.start_positions[row] + count
+                assert plan.output_indices[row] == end - len(self.prompts[request])
+                tokens.append(self._token(request, end))
         assert offset == len(plan.token_ids)
-        device_ns = STEP_NS + TOKEN_NS * offset
+        for row, request in enumerate(plan.requests):
+            self._read(plan, row, request)
+        device_ns = STEP_NS + TOKEN_NS * (offset + len(plan.idle_token_ids))
         begin = max(self._clock.ns, self._device_free_at_ns)
         self._device_free_at_ns = begin + device_ns
         output = StepOutput(tokens=tokens, device_ns=device_ns)
         return FakeStep(output, self._clock, self._device_free_at_ns)
 
-    def _read(self, plan: Plan, row: int, ids: list[int]) -> None:
-        """Hold the plan to what a real runner needs: blocks for every position, the right ids."""
+    def _token(self, request: int, position: int) -> int:
+        """Return what truly stands at a position of a sequence."""
+        prompt = self.prompts[request]
+        if position < len(prompt):
+            return prompt[position]
+        index = position - len(prompt)
+        return EOS if (request, index) in self.stops else token_of(request, index)
+
+    def _place(self, plan: Plan, row: int, position: int) -> tuple[int, int]:
+        block = plan.block_tables[row][position // self._block_tokens]
+        assert block != 0, "block 0 belongs to padding"
+        return block, position % self._block_tokens
+
+    def _write(self, plan: Plan, row: int, ids: list[int]) -> None:
         request, start = plan.requests[row], plan.start_positions[row]
-        table = plan.block_tables[row]
-        assert 0 not in table
-        assert len(table) * self._block_tokens >= start + len(ids)
-        if ids[-1] == PLACEHOLDER:
-            ids = [*ids[:-1], self._sampled[request][start + len(ids) - 1]]
-        assert PLACEHOLDER not in ids
-        context = self.seen.setdefault(request, [])
-        assert start <= len(context), "a gap in what was computed"
-        again = context[start : start + len(ids)]
-        assert ids[: len(again)] == again, "recomputed tokens differ from the first time"
-        context.extend(ids[len(again) :])
+        assert PLACEHOLDER not in ids[:-1]
+        for position, token in enumerate(ids, start):
+            true = self._token(request, position)
+            assert token in (true, PLACEHOLDER), "not the sequence's own token"
+            self._written[self._place(plan, row, position)] = true
+
+    def _read(self, plan: Plan, row: int, request: int) -> None:
+        """Check a row's whole past when it does not simply go on where it was."""
+        start, end = plan.start_positions[row], plan.start_positions[row] + plan.token_counts[row]
+        if self._reached.get(request) != (start, plan.epochs[row]):
+            for position in range(start):
+                there = self._written.get(self._place(plan, row, position))
+                assert there == self._token(request, position), "reads what was never written"
+        self._reached[request] = (end, plan.epochs[row])
 
     def forget(self, request: int) -> None:
-        self.seen.pop(request, None)
-        self._sampled.pop(request, None)
+        self.prompts.pop(request, None)
+        self._reached.pop(request, None)
+
+    @property
+    def kept(self) -> int:
+        """Sequences that it still knows."""
+        return len(self.prompts)
 
 
 @dataclass
@@ -160,19 +184,32 @@ class Simulation:
         self.names: dict[int, str] = {}
 
     def add(
-        self, name: str, prompt_tokens: int, max_tokens: int, *, stop_at: int = 0, **more: object
+        self,
+        name: str,
+        prompt_tokens: int,
+        max_tokens: int,
+        *,
+        stop_at: int = 0,
+        shared: int = 0,
+        **more: object,
     ) -> int:
-        """Submit a sequence; with stop_at n its n-th output token is EOS."""
+        """Submit a sequence; with stop_at n its n-th output token is EOS.
+
+        The first `shared` tokens of its prompt are the same for everybody.
+        """
         number = len(self.names) + 1
         self.names[number] = name
         if stop_at:
             self.runner.stops.add((number, stop_at - 1))
         self.clock.ns += 1
+        common = [7 + i for i in range(min(shared, prompt_tokens))]
+        own = [token_of(number, -1 - i) for i in range(prompt_tokens - len(common))]
+        self.runner.prompts[number] = common + own
         self.core.add(
             Submit(
                 request=number,
                 request_id=f"req-{name}",
-                prompt=[token_of(number, -1 - i) for i in range(prompt_tokens)],
+                prompt=common + own,
                 max_tokens=max_tokens,
                 sampling=SamplingParams(temperature=0.0),
                 received_at_ns=self.clock.ns,

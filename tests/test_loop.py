@@ -41,11 +41,13 @@ class Far:
         self.commands.send(msgspec.msgpack.encode(command))
 
     def submit(self, number: int, prompt_tokens: int, max_tokens: int) -> None:
+        prompt = [token_of(number, -1 - i) for i in range(prompt_tokens)]
+        self.simulation.runner.prompts[number] = prompt
         self.command(
             Submit(
                 request=number,
                 request_id=f"req-{number}",
-                prompt=[token_of(number, -1 - i) for i in range(prompt_tokens)],
+                prompt=prompt,
                 max_tokens=max_tokens,
                 sampling=SamplingParams(temperature=0.0),
                 received_at_ns=0,

@@ -75,7 +75,8 @@ def assert_laws(simulation: Simulation) -> None:
         assert computed >= 0
         if end.finish in ("stop", "length") and number not in preempted_last:
             assert computed == end.prompt_tokens + end.output_tokens - 1
-        assert end.recomputed_tokens == lost[number]
+        hits = cached[number] - end.cached_tokens
+        assert end.recomputed_tokens == lost[number] - hits >= 0
         counts = (end.output_tokens, end.wasted_tokens, end.dropped_tokens, end.preemptions)
         assert min(counts) >= 0
         assert end.wasted_tokens <= end.output_tokens <= starts[number].max_tokens
@@ -107,6 +108,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         policy=st.sampled_from(POLICY_NAMES),
         batching=st.sampled_from(BATCHING_MODES),
         depth=st.integers(1, 2),
+        caching=st.booleans(),
         caps=st.tuples(*[st.one_of(st.none(), st.integers(1, 9))] * 3),
     )
     def build(
@@ -119,6 +121,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         policy: str,
         batching: str,
         depth: int,
+        caching: bool,
         caps: tuple[int | None, int | None, int | None],
     ) -> None:
         asked = EngineConfig(
@@ -132,6 +135,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             long_prefill_tokens=caps[0],
             partial_prefills_max=caps[1],
             tenant_seqs_max=caps[2],
+            enable_prefix_caching=caching,
         )
         config = resolve(asked, SPEC, FACTS)
         settings = {name: getattr(config, name) for name in EngineConfig.__dataclass_fields__}
@@ -151,6 +155,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             prompt,
             output,
             stop_at=stop_at,
+            shared=data.draw(st.sampled_from([0, 0, 20, 100])),
             tenant=data.draw(st.sampled_from(["red", "green", "blue"])),
             priority=data.draw(st.integers(-2, 2)),
         )
@@ -188,7 +193,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             return
         self.simulation.drain(limit=20_000)
         assert self.simulation.scheduler.pool.used == 0
-        assert not self.simulation.runner.seen, "the runner keeps something of an ended sequence"
+        assert not self.simulation.runner.kept, "the runner keeps something of an ended sequence"
         assert_laws(self.simulation)
         assert_tiles(self.simulation)
         errors = {end.request for end in self.simulation.emitted.ends if end.finish == "error"}

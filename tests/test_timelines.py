@@ -290,6 +290,36 @@ def capped_prefill() -> Simulation:
     return simulation
 
 
+def prefix_hit() -> Simulation:
+    """B begins as A does: it takes A's two full blocks; C, alike but for length, keeps one back."""
+    simulation = Simulation(enable_prefix_caching=True, kv_blocks=12)
+    simulation.add("A", 40, 3, shared=32)
+    simulation.step(1)
+    simulation.add("B", 44, 3, shared=32)
+    simulation.drain()
+    simulation.add("C", 32, 2, shared=32)
+    simulation.drain()
+    return simulation
+
+
+def prefix_twins() -> Simulation:
+    """Two equal prompts in one plan: nothing is reused before it was written."""
+    simulation = Simulation(enable_prefix_caching=True, kv_blocks=12, max_num_batched_tokens=96)
+    simulation.add("A", 32, 3, shared=32)
+    simulation.add("B", 32, 3, shared=32)
+    simulation.drain()
+    return simulation
+
+
+def prefix_after_preemption() -> Simulation:
+    """B's full blocks survived its preemption: it computes again only what was lost."""
+    simulation = Simulation(enable_prefix_caching=True, kv_blocks=6)
+    simulation.add("A", 30, 40)
+    simulation.add("B", 30, 40)
+    simulation.drain()
+    return simulation
+
+
 SCENARIOS: tuple[Callable[[], Simulation], ...] = (
     six_rounds,
     late_join,
@@ -316,6 +346,9 @@ SCENARIOS: tuple[Callable[[], Simulation], ...] = (
     fair_tenants,
     fair_quota,
     capped_prefill,
+    prefix_hit,
+    prefix_twins,
+    prefix_after_preemption,
 )
 
 
