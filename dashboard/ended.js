@@ -55,7 +55,7 @@ export class Ended {
     const held = worst && worst[1] > FAIR_SHARE * life_ns;
     const bad = end.finish === 'cancelled' || end.finish === 'error';
     const word = held ? reason(worst[0]) : 'not held up';
-    const cause = held ? worst[0] : 'own';
+    const cause = held ? worst[0] : bad ? 'bad' : 'own';
     const share = held ? `; ${worst[0]} for ${percent(worst[1] / life_ns)} of its life` : '';
     const title = end.error ?? `finish: ${end.finish}, ${int(end.output_tokens)} tokens${share}`;
     return make(

@@ -5,7 +5,10 @@ const group = new Intl.NumberFormat('en-US');
 const known = (n) => n !== null && n !== undefined && !Number.isNaN(n);
 
 export const int = (n) => (known(n) ? group.format(Math.round(n)) : '–');
-export const percent = (share) => (known(share) ? Math.round(share * 100) + ' %' : '–');
+export function percent(share) {
+  if (!known(share)) return '–';
+  return share > 0 && share < 0.005 ? '<1 %' : Math.round(share * 100) + ' %';
+}
 export const plural = (n, word, many = word + 's') => `${int(n)} ${n === 1 ? word : many}`;
 
 export function duration(ms) {

@@ -64,14 +64,14 @@ export class KvMap {
     this.width = this.element.clientWidth - 28;
   }
 
-  // index null: nothing has run yet, so the pool is free.
+  // The pool now, or at the iteration under the cursor when `past`.
   update(store, index, colours, { selected, hovered, past }) {
     const { columns } = store,
+      s = columns.slot(index),
       total = store.run.kv_blocks_total;
-    const of = (name) => (index === null ? 0 : columns[name][columns.slot(index)]);
-    const used = of('kv_blocks_used'),
-      cached = of('kv_blocks_cached');
-    const held = index === null ? [] : holders(columns, index);
+    const then = { used: columns.kv_blocks_used[s], cached: columns.kv_blocks_cached[s] };
+    const { used, cached } = past ? then : store.present();
+    const held = used ? holders(columns, index) : [];
     write(this.when, past ? 'at cursor' : '');
     this.draw({ held, used, cached, total }, colours, (id) => id === selected || id === hovered);
     [used, cached, total - used - cached].forEach((n, i) => write(this.figures[i].value, int(n)));

@@ -231,7 +231,7 @@ export class Live {
     this.empty.update(this.emptiness(), store.run, colours);
     if (!store.run) return;
     if (columns.count === columns.first) {
-      this.kv.update(store, null, colours, {});
+      this.kv.update(store, columns.last, colours, {});
       return;
     }
     const past = this.cursorIndex !== null && this.cursorIndex !== undefined;
@@ -248,6 +248,10 @@ export class Live {
     stage.strips.forEach((strip, i) =>
       FIGURES[i](columns, s).forEach((value, k) => write(strip.values[k], value)),
     );
+    if (!past) {
+      const { used, cached } = store.present();
+      [used, cached].forEach((n, k) => write(stage.strips[2].values[k], int(n)));
+    }
     write(stage.span, `${duration((view.width / view.scale) * 1e3)} wide`);
     const { beyond } = store.lanes;
     stage.beyond.hidden = beyond.length === 0;

@@ -79,20 +79,20 @@ function readThroughput({ seconds, from, to }) {
 
 function readQueue({ store, s }) {
   if (s < 0) return { value: '0', unit: 'waiting', state: 'idle', note: 'nothing has run yet' };
-  const waiting = store.columns.waiting[s];
+  const { waiting, running } = store.present();
   return {
     value: int(waiting),
     unit: 'waiting',
     state: grade(waiting, 3, 10),
     note:
-      `${int(store.columns.running[s])} of ${int(store.run.seqs_max)} rows run · ` +
+      `${int(running)} of ${int(store.run.seqs_max)} rows run · ` +
       `stop: ${STOPS[store.columns.stop[s]]}`,
   };
 }
 
-function readPool({ store, seconds, from, to, s }) {
+function readPool({ store, seconds, from, to }) {
   const total = store.run.kv_blocks_total,
-    used = s < 0 ? 0 : store.columns.kv_blocks_used[s];
+    { used } = store.present();
   return {
     value: percent(used / total),
     unit: 'used',

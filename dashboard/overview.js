@@ -175,7 +175,7 @@ function lonely(plot, series) {
 
 function host({ title, unit, series }) {
   const keys = series.map(([name, colour]) => make('i', { class: CLASS[colour], text: name }));
-  return make('div', {}, make('h3', {}, make('b', { text: title }), unit, keys));
+  return make('div', {}, make('h2', {}, make('b', { text: title }), unit, keys));
 }
 
 function short(n, { unit }) {

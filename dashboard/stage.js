@@ -67,7 +67,7 @@ function strip({ title, unit, series }) {
   const gutter = make(
     'div',
     { class: 'gutter' },
-    make('h3', {}, title, make('span', { class: 'faint', text: unit })),
+    make('h2', {}, title, make('span', { class: 'faint', text: unit })),
     make('dl', {}, rows),
   );
   return { gutter, host, bound, values };

@@ -37,7 +37,8 @@ export class Store {
     this.seconds.clear();
     this.lanes.clear();
     this.run = null;
-    this.engines = 0;
+    this.engines = 0; // engines that became ready, and how many had at the newest iteration
+    this.enginesThen = 0;
     this.requests = new Map(); // integer -> request, live and ended
     this.live = new Set();
     this.stop_ns = new Float64Array(STOPS.length); // time by admission stop
@@ -134,6 +135,7 @@ export class Store {
     const index = this.columns.append(record, stop, hole);
     const tile = { begin_at_ns: record.begin_at_ns, end_at_ns: record.end_at_ns, tokens: 0, hole };
     const second = this.seconds.iteration(record);
+    this.enginesThen = this.engines;
     for (const r of this.lanes.settle(record.begin_at_ns)) endWait(r, this.stop_ns);
     this.preempt(record);
     record.admitted.forEach((id, i) => this.admit(record, id, record.admitted_cached_tokens[i]));
@@ -294,6 +296,21 @@ export class Store {
     const first_ms = (end.first_token_at_ns - end.received_at_ns) / 1e6;
     const late = first_ms > (slo.ttft_ms ?? Infinity);
     if (!late && !((meanGapMs(r) ?? 0) > (slo.tpot_ms ?? Infinity))) seconds.good[second]++;
+  }
+
+  // What runs, waits and is held now. Only live requests do any of it, so the last iteration of an
+  // engine that is gone has no say; its reusable blocks went with it.
+  present() {
+    const { columns } = this;
+    const idle = !this.live.size || columns.count === columns.first,
+      gone = this.engines !== this.enginesThen || !!this.fault;
+    const of = (name) => columns[name][columns.slot(columns.last)];
+    return {
+      running: idle ? 0 : of('running'),
+      waiting: idle ? 0 : of('waiting'),
+      used: idle ? 0 : of('kv_blocks_used'),
+      cached: gone || columns.count === columns.first ? 0 : of('kv_blocks_cached'),
+    };
   }
 
   name(id) {

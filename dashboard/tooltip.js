@@ -88,7 +88,7 @@ function aboutRequest(store, index, { kind, id, amount, position, blocks, row })
   return make(
     'div',
     { class: 'tip-request' },
-    make('h4', {}, `${store.name(id)} ${VERB[kind]}${tokens}`, make('span', { text: prompt })),
+    make('div', { class: 'tip-head' }, `${store.name(id)} ${VERB[kind]}${tokens}`, make('span', { text: prompt })),
     why && make('p', { text: why }),
     list(facts),
   );
@@ -119,8 +119,8 @@ function aboutIteration(store, index) {
     'div',
     {},
     make(
-      'h4',
-      {},
+      'div',
+      { class: 'tip-head' },
       `iteration ${int(columns.step[s])}`,
       make('span', {
         text: `${tile} · ${int(columns.running[s])} run · ${int(columns.waiting[s])} wait`,

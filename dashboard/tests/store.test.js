@@ -343,3 +343,17 @@ test('time waited without a lane is booked by its reason all the same', () => {
   store.ingest('iteration', iteration(3, { rows: [[9, 0, 4]], admitted: [[9, 0]] }));
   assert.deepEqual([...last.waits], [['seqs', 20e6]]);
 });
+
+test('an engine that is gone holds nothing and runs nothing, whatever its last record said', () => {
+  const store = opened();
+  assert.deepEqual(store.present(), { running: 0, waiting: 0, used: 0, cached: 0 });
+  store.ingest('request_start', requestStart(1));
+  const busy = { rows: [[1, 0, 4, 9]], admitted: [[1, 0]], kv_blocks_used: 9, kv_blocks_cached: 4 };
+  store.ingest('iteration', iteration(1, { ...busy, waiting: 3 }));
+  assert.deepEqual(store.present(), { running: 1, waiting: 3, used: 9, cached: 4 });
+  store.ingest('fault', { fault_at_ns: 9, step: 1, where: 'engine', error: 'died', traceback: '' });
+  store.ingest('request_end', requestEnd(1, { finish: 'error' }));
+  assert.deepEqual(store.present(), { running: 0, waiting: 0, used: 0, cached: 0 });
+  store.ingest('run', run());
+  assert.deepEqual(store.present(), { running: 0, waiting: 0, used: 0, cached: 0 });
+});
