@@ -82,6 +82,7 @@ class PackedBatch:
         assert starts[rows] == total, "token_counts and token_ids disagree"
 
         tokens = total + padding
+        assert tokens <= len(self._ids.array), "the plan is larger than the token budget"
         row_of = np.repeat(np.arange(rows + padding), counts)
         positions = np.arange(tokens) - starts[row_of] + first[row_of]
         ids = self._ids.array
