@@ -4,11 +4,25 @@
 
 import { make, put } from './dom.js';
 import { duration, int, percent, reason } from './format.js';
-import { worstWait } from './request.js';
+import { STOPS } from './kinds.js';
 
 const ROWS_MAX = 16;
 const FAIR_SHARE = 0.15;
 const GLYPH = { stop: '▮', length: '▮', cancelled: '×', error: '!' };
+
+// What kept a request from running longest: [reason, ns]. Its own record says how long it
+// queued, also before this page was open; the reason is known for what the page saw.
+export function heldUp(r) {
+  const { end } = r,
+    queued_ns = (end.admitted_at_ns ?? end.decided_at_ns) - end.arrived_at_ns;
+  let worst = null,
+    stop = 'queued';
+  for (const entry of r.waits) {
+    if (!STOPS.includes(entry[0])) worst = !worst || entry[1] > worst[1] ? entry : worst;
+    else if (stop === 'queued' || entry[1] > r.waits.get(stop)) [stop] = entry;
+  }
+  return worst && worst[1] >= queued_ns ? worst : [stop, queued_ns];
+}
 
 export class Ended {
   constructor({ onPick }) {
@@ -51,8 +65,8 @@ export class Ended {
   row(r) {
     const { end } = r;
     const life_ns = end.released_at_ns - end.received_at_ns;
-    const worst = worstWait(r);
-    const held = worst && worst[1] > FAIR_SHARE * life_ns;
+    const worst = heldUp(r);
+    const held = worst[1] > FAIR_SHARE * life_ns;
     const bad = end.finish === 'cancelled' || end.finish === 'error';
     const word = held ? reason(worst[0]) : 'not held up';
     const cause = held ? worst[0] : bad ? 'bad' : 'own';

@@ -86,7 +86,7 @@ export class Lanes {
     ctx.clearRect(0, 0, width, height);
     ctx.textBaseline = 'middle';
     if (laneHeight < NAMED) {
-      this.drawNumbers(ctx, width);
+      this.drawNumbers(ctx, width, store.requests.get(selected));
       return;
     }
     ctx.font = `${Math.min(11, laneHeight - 3) * (this.rem / 13)}px ${c.font}`;
@@ -111,14 +111,23 @@ export class Lanes {
     return this.store.live.size || slot.free_at_ns < this.view.left ? null : slot.last;
   }
 
-  drawNumbers(ctx, width) {
-    ctx.fillStyle = this.colours.faint;
+  // Lanes too low for names: every sixteenth has its number, the lit one its name.
+  drawNumbers(ctx, width, lit) {
+    const { colours: c, laneHeight } = this;
+    ctx.fillStyle = c.faint;
     ctx.textAlign = 'right';
-    ctx.font = `${(11 * this.rem) / 13}px ${this.colours.font}`;
+    ctx.font = `${(11 * this.rem) / 13}px ${c.font}`;
     for (let lane = 0; lane < this.store.lanes.inUse; lane += 16) {
-      const y = lane * this.laneHeight + 7;
+      const y = lane * laneHeight + 7;
       if (y < this.height) ctx.fillText('lane ' + lane, width - 9, y);
     }
+    if (!lit || lit.lane < 0) return;
+    const y = Math.max(7, (lit.lane + 0.5) * laneHeight);
+    ctx.fillStyle = c.bg;
+    ctx.fillRect(0, y - 8, width, 16);
+    ctx.fillStyle = c.text;
+    ctx.textAlign = 'left';
+    ctx.fillText(lit.name, 16, y);
   }
 
   occupant(lane, index) {

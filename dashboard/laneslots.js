@@ -1,13 +1,16 @@
 // Owns: which request has which lane. A request keeps its lane for life, a lane rests between two
-// so that ends show, and those beyond the last lane wait here in order of arrival, counted.
-// Called by: store.js (write), lanes.js and queue.js (read). Bounded by the lanes.
+// so that ends show. A long queue gets lanes for its head only, or those who run would shrink to
+// hairs; the others stand here in order of arrival, counted, and get a lane at admission.
+// Called by: store.js (write), lanes.js and queue.js (read). Bounded by the lanes and the live.
 
 const REST_NS = 250e6;
+const WAITERS_MOST = 16;
 const NOBODY = Object.freeze([]);
 
 export class LaneSlots {
-  constructor(most) {
+  constructor(most, waitersMost = WAITERS_MOST) {
     this.most = most;
+    this.waitersMost = waitersMost;
     this.clear();
   }
 
@@ -17,7 +20,20 @@ export class LaneSlots {
   }
 
   take(r, now_ns) {
-    if (this.beyond.length || !this.place(r, now_ns)) this.beyond.push(r);
+    const room = !this.beyond.length && this.waiters() < this.waitersMost;
+    if (!room || !this.place(r, now_ns)) this.beyond.push(r);
+  }
+
+  waiters() {
+    let n = 0;
+    for (const { request } of this.slots) if (request && request.state === 'waiting') n++;
+    return n;
+  }
+
+  // Who runs has a lane before anybody who waits.
+  admit(r, now_ns) {
+    if (r.lane >= 0 || !this.place(r, now_ns)) return;
+    this.beyond.splice(this.beyond.indexOf(r), 1);
   }
 
   place(r, now_ns) {
@@ -42,8 +58,10 @@ export class LaneSlots {
 
   // Gives freed lanes to those beyond the last one, first come first served; answers who got one.
   settle(now_ns) {
+    if (!this.beyond.length) return NOBODY;
     let n = 0;
-    while (n < this.beyond.length && this.place(this.beyond[n], now_ns)) n++;
+    const room = this.waitersMost - this.waiters();
+    while (n < this.beyond.length && n < room && this.place(this.beyond[n], now_ns)) n++;
     return n ? this.beyond.splice(0, n) : NOBODY;
   }
 

@@ -239,7 +239,7 @@ export class Live {
     const s = columns.slot(index);
     this.fitScales();
     this.lanes.fit();
-    this.lanes.drawGutter(app.selected, past ? index : null);
+    this.lanes.drawGutter(this.hovered ?? app.selected, past ? index : null);
     this.lanes.label();
     this.axis.draw(store.run.started_unix_us, this.rem);
     const marks = { selected: app.selected, hovered: this.hovered, past };
@@ -255,7 +255,8 @@ export class Live {
     write(stage.span, `${duration((view.width / view.scale) * 1e3)} wide`);
     const { beyond } = store.lanes;
     stage.beyond.hidden = beyond.length === 0;
-    write(stage.beyond, `+ ${int(beyond.length)} beyond the last lane`);
+    const runs = beyond.some((r) => r.state === 'running');
+    write(stage.beyond, `+ ${int(beyond.length)} ${runs ? 'beyond the last lane' : 'more wait'}`);
     stage.beyond.style.top = this.lanes.height - 30 + 'px';
     this.light(store.requests.get(this.hovered ?? app.selected));
   }
@@ -269,13 +270,15 @@ export class Live {
   fitScales() {
     const { view, store, stage } = this;
     const bars = [strips.batchTokens, strips.tileMs];
+    const budget = store.columns.token_budget[store.columns.slot(store.columns.last)];
     bars.forEach((measure, i) => {
       const most = strips.highest(store.columns, view.left, view.right, measure);
-      if (this.scales[i].fit(most, performance.now())) this.bands[i].invalidate();
+      const cap = i === 0 ? budget : Infinity;
+      if (this.scales[i].fit(most, performance.now(), cap)) this.bands[i].invalidate();
     });
     const [tokens, step] = this.scales;
-    const budget = store.columns.token_budget[store.columns.slot(store.columns.last)];
-    write(stage.strips[0].bound, `${int(tokens.full)} of budget ${int(budget)}`);
+    const whole = tokens.full >= budget;
+    write(stage.strips[0].bound, `${whole ? '' : int(tokens.full) + ' of '}budget ${int(budget)}`);
     write(stage.strips[1].bound, duration(step.full));
     write(stage.strips[2].bound, `${int(store.run.kv_blocks_total)} blocks`);
   }

@@ -80,13 +80,6 @@ export function endWait(r, stop_ns) {
   r.stopsAt = r.waitAs = null;
 }
 
-// What kept it from running longest: [reason, ns], or null when nothing did.
-export function worstWait(r) {
-  let worst = null;
-  for (const entry of r.waits) if (!worst || entry[1] > worst[1]) worst = entry;
-  return worst;
-}
-
 // Mean time an output token took after the first, in ms; null with fewer than two.
 export const meanGapMs = (r) => (r.gaps ? r.gap_ns / r.gaps / 1e6 : null);
 

@@ -168,6 +168,7 @@ export class Store {
   admit(record, id, cachedTokens) {
     const r = this.request(id, record.begin_at_ns);
     endWait(r, this.stop_ns);
+    this.lanes.admit(r, record.begin_at_ns);
     r.state = 'running';
     r.reason = null;
     r.computed = cachedTokens;

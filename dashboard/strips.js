@@ -18,9 +18,11 @@ export class Scale {
     this.roomySince = 0;
   }
 
-  // True when the scale changed and the strip must be drawn again.
-  fit(highest, now_ms) {
-    const rung = this.rungs.find((r) => r >= highest) ?? this.rungs[this.rungs.length - 1];
+  // True when the scale changed and the strip must be drawn again. `cap` is the highest a bar can
+  // rightly be, where there is such a bound.
+  fit(highest, now_ms, cap = Infinity) {
+    const fits = this.rungs.find((r) => r >= highest) ?? this.rungs[this.rungs.length - 1];
+    const rung = highest > cap ? fits : Math.min(fits, cap);
     if (rung >= this.full) this.roomySince = now_ms;
     if (rung === this.full || (rung < this.full && now_ms - this.roomySince < PATIENCE_MS)) {
       return false;

@@ -88,7 +88,12 @@ function aboutRequest(store, index, { kind, id, amount, position, blocks, row })
   return make(
     'div',
     { class: 'tip-request' },
-    make('div', { class: 'tip-head' }, `${store.name(id)} ${VERB[kind]}${tokens}`, make('span', { text: prompt })),
+    make(
+      'div',
+      { class: 'tip-head' },
+      `${store.name(id)} ${VERB[kind]}${tokens}`,
+      make('span', { text: prompt }),
+    ),
     why && make('p', { text: why }),
     list(facts),
   );

@@ -36,7 +36,7 @@ export function diagnose(store, { link, silent_ns }) {
       request: blocker,
       body:
         `all ${int(store.run.seqs_max)} batch rows are taken; ${store.name(blocker)} is first of ` +
-        `${int(waiting)} waiting. ${percent(free(store, s))} of KV is free: more rows would help.`,
+        `${int(waiting)} waiting, while ${percent(free(store, s))} of KV is free (--max-num-seqs).`,
     };
   }
   if (waiting > 2) {

@@ -5,6 +5,7 @@
 import assert from 'node:assert/strict';
 import { test } from 'node:test';
 import { Columns } from '../columns.js';
+import { heldUp } from '../ended.js';
 import { KIND, STOPS, isMark, isSlice } from '../kinds.js';
 import { holders } from '../kvmap.js';
 import { waiting } from '../queue.js';
@@ -356,4 +357,29 @@ test('an engine that is gone holds nothing and runs nothing, whatever its last r
   assert.deepEqual(store.present(), { running: 0, waiting: 0, used: 0, cached: 0 });
   store.ingest('run', run());
   assert.deepEqual(store.present(), { running: 0, waiting: 0, used: 0, cached: 0 });
+});
+
+test('a long queue gets lanes for its head only; who is admitted gets one at once', () => {
+  const store = new Store({ columns: new Columns(64, 1024), lanes: 64 });
+  opened([], store);
+  for (let id = 1; id <= 30; id++) store.ingest('request_start', requestStart(id));
+  assert.equal(store.lanes.inUse, 16);
+  assert.equal(store.lanes.beyond.length, 14);
+  store.ingest('iteration', iteration(1, { rows: [[25, 0, 4]], admitted: [[25, 0]] }));
+  assert.equal(store.requests.get(25).lane, 16);
+  assert.equal(store.lanes.beyond.length, 13);
+  store.ingest('iteration', iteration(2, { rows: [[1, 0, 4]], admitted: [[1, 0]] }));
+  store.ingest('iteration', iteration(3, { rows: [[1, 4, 4]] }));
+  assert.equal(store.requests.get(17).lane, 17, 'the next of the queue has moved up');
+});
+
+test('what held a request up is told from its own record, also before the page was open', () => {
+  const store = opened([requestStart(1)]);
+  store.ingest('iteration', iteration(1, { admission_stop: 'kv', admission_blocker: 1 }));
+  const times = { arrived_at_ns: 0, admitted_at_ns: 50e6, released_at_ns: 60e6 };
+  store.ingest('request_end', requestEnd(1, times));
+  assert.deepEqual(heldUp(store.ended[0]), ['kv', 50e6]);
+  store.ingest('request_start', requestStart(2));
+  store.ingest('request_end', requestEnd(2, times));
+  assert.deepEqual(heldUp(store.ended[1]), ['queued', 50e6]);
 });
