@@ -100,17 +100,18 @@ async def ask(client: httpx.AsyncClient, work: Work) -> str:
         "ignore_eos": True,
         "stream": True,
     }
-    text, chunks = "", 0
+    text: str = ""
+    chunks = 0
     headers = {"X-Request-Id": work.name}
     async with client.stream("POST", "/v1/completions", json=body, headers=headers) as answer:
         answer.raise_for_status()
         async for line in answer.aiter_lines():
             if not line.startswith("data: {"):
                 continue
-            text += json.loads(line[6:])["choices"][0]["text"]
+            text += str(json.loads(line[6:])["choices"][0]["text"])
             chunks += 1
             if work.leaves_after and chunks >= work.leaves_after:
-                return text
+                break
     return text
 
 

@@ -63,7 +63,7 @@ class Admission:
         if self._is_ready and not self._is_ready(request):
             return "dependency"
         refusal = self._policy.refuse(request, view)
-        if refusal == "slo":
+        if refusal == "slo" or (not self._batching.fixed and draft.share(pending) <= 0):
             return "slo"
         if "kv" in draft.plan.preempted_causes or not self._fits(request, view):
             return "kv"
@@ -85,11 +85,10 @@ class Admission:
         whole = not self._config.enable_chunked_prefill
         if draft.left <= 0 or (whole and pending > draft.left):
             return "budget"
-        share = draft.share(pending)
         partials_max = self._config.partial_prefills_max
-        if share < pending and partials_max is not None and draft.partials >= partials_max:
-            return "prefill_cap"
-        return "prefill_cap" if share <= 0 else None
+        if partials_max is None or draft.partials < partials_max:
+            return None
+        return "prefill_cap" if draft.share(pending) < pending else None
 
     def hits(self, request: Request) -> list[int]:
         """Return the cached blocks an admission would share: at least one token stays to compute.

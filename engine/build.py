@@ -17,6 +17,7 @@ from engine.policies import POLICIES
 from engine.runner import ModelRunner, device_facts
 from engine.scheduler import Scheduler
 from engine.spec import ModelSpec, read_spec
+from engine.step_model import StepTimes
 from telemetry.records import SCHEMA_VERSION, Run
 
 
@@ -34,10 +35,13 @@ def build(
     runner.warm_up(progress)
     assert resolved.kv_blocks is not None
     pool = KVPool(blocks=resolved.kv_blocks, block_tokens=resolved.block_size)
-    policy = POLICIES[resolved.scheduling_policy](resolved)
+    times = StepTimes()
+    policy = POLICIES[resolved.scheduling_policy](resolved, times)
     scheduler = Scheduler(config=resolved, pool=pool, policy=policy, eos_ids=spec.eos_ids)
     depth = resolved.loop_depth
-    core = Core(scheduler=scheduler, runner=runner, clock=clock, emit=emit, depth=depth)
+    core = Core(
+        scheduler=scheduler, runner=runner, clock=clock, emit=emit, times=times, depth=depth
+    )
     return core, _run_record(resolved, spec, runner)
 
 

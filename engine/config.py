@@ -11,7 +11,7 @@ from typing import Any
 
 from engine.spec import ModelSpec
 
-POLICY_NAMES = ("decode_first", "fcfs", "priority", "fair")
+POLICY_NAMES = ("decode_first", "fcfs", "priority", "fair", "slo")
 BATCHING_MODES = ("continuous", "static", "dynamic")
 DTYPES = ("auto", "f32", "bf16")
 DTYPE_BYTES = {"f32": 4, "bf16": 2}
@@ -50,6 +50,8 @@ class EngineConfig:
     tenant_weights: str = setting("shares of tenants (fair): name=weight, comma separated", "")
     tenants_max: int = setting("most tenants told apart (fair); the rest share one line", 1000)
     priority_age_ms: int = setting("waiting that makes up for one level of priority", 10_000)
+    ttft_ms: float = setting("time to first token that slo aims at, ms", 1000.0)
+    tpot_ms: float = setting("time per later token that slo aims at, ms", 100.0)
     policy_preemptions_max: int = setting("most preemptions by policy in one step", 1)
     dtype: str = setting("weight and activation type", "auto", DTYPES)
     device: str = setting("cpu, cuda or auto", "auto")
@@ -133,6 +135,8 @@ def _check(config: EngineConfig) -> None:
         ("tenants_max", 1),
         ("priority_age_ms", 1),
         ("policy_preemptions_max", 0),
+        ("ttft_ms", 0),
+        ("tpot_ms", 0),
     ):
         value = getattr(config, flag)
         if value is not None and value < low:

@@ -14,7 +14,8 @@ from engine.messages import Abort, Delta, Submit
 from engine.plan import Clock, PendingStep, Plan, Runner, StepOutput
 from engine.request import Request, end_record, start_record
 from engine.scheduler import Scheduler
-from telemetry.records import Fault, Iteration, RequestEnd, RequestStart
+from engine.step_model import StepTimes
+from telemetry.records import Fault, Iteration, RequestEnd, RequestStart, StepModel
 
 
 class Emit(Protocol):
@@ -31,6 +32,10 @@ class Emit(Protocol):
 
     def step(self, deltas: list[Delta], iteration: Iteration, ends: list[RequestEnd]) -> None:
         """A step was committed: what clients gain, its record, and who ended."""
+        ...
+
+    def step_model(self, record: StepModel) -> None:
+        """The step model was fitted anew."""
         ...
 
     def fault(self, record: Fault) -> None:
@@ -73,12 +78,20 @@ class Core:
     """
 
     def __init__(
-        self, *, scheduler: Scheduler, runner: Runner, clock: Clock, emit: Emit, depth: int = 1
+        self,
+        *,
+        scheduler: Scheduler,
+        runner: Runner,
+        clock: Clock,
+        emit: Emit,
+        times: StepTimes | None = None,
+        depth: int = 1,
     ) -> None:
         self.scheduler = scheduler
         self._runner = runner
         self._clock = clock
         self._emit = emit
+        self._times = times or StepTimes()
         self._tile_from = clock.now_ns()
         self._emit_ns = 0
         self._aborted = False
@@ -171,10 +184,25 @@ class Core:
             self._emit.fault(flight.fault)
         else:
             self.scheduler.commit(flight.plan, output, waited)
+            self._observe(flight.plan, output)
         tile.end = self._clock.now_ns()
         tile.wait_ns = waited - began
         tile.commit_ns = tile.end - waited
         return output
+
+    def _observe(self, plan: Plan, output: StepOutput) -> None:
+        """Let the step model learn from a step; a row reads its whole context once."""
+        if not plan.requests:
+            return
+        fitted = self._times.observe(
+            step=plan.step,
+            prefill=plan.prefill_tokens,
+            decode=plan.decode_tokens + output.padding_tokens + len(plan.idle_positions),
+            context=sum(plan.start_positions) + len(plan.token_ids) + sum(plan.idle_positions),
+            device_ns=output.device_ns,
+        )
+        if fitted:
+            self._emit.step_model(fitted)
 
     def _report(self, plan: Plan, output: StepOutput, tile: Tile, ended: list[Request]) -> None:
         """Build the step's records and emit them; the time this takes is the next one's emit_ns."""

@@ -14,7 +14,7 @@ import zmq
 
 from engine.core import Core
 from engine.messages import Abort, Command, Delta, News, Progress, Report, Shutdown, Submit
-from telemetry.records import Fault, Iteration, RequestEnd, RequestStart
+from telemetry.records import Fault, Iteration, RequestEnd, RequestStart, StepModel
 
 RETRY_MS = 20
 IDLE_MS = 1000
@@ -49,11 +49,13 @@ class Outbox:
         self._starts: list[RequestStart] = []
         self._ends: list[RequestEnd] = []
         self._faults: list[Fault] = []
+        self._step_models: list[StepModel] = []
 
     @property
     def unsent(self) -> bool:
         """Whether news wait for the server to take them."""
-        return bool(self._starts or self._deltas or self._ends or self._faults)
+        news = (self._starts, self._deltas, self._ends, self._faults, self._step_models)
+        return any(news)
 
     def tell(self, news: News) -> None:
         """Send start-up news; these may wait, nothing runs yet."""
@@ -70,6 +72,10 @@ class Outbox:
     def fault(self, record: Fault) -> None:
         """Report something that broke."""
         self._faults.append(record)
+
+    def step_model(self, record: StepModel) -> None:
+        """Report a new fit."""
+        self._step_models.append(record)
 
     def step(self, deltas: list[Delta], iteration: Iteration, ends: list[RequestEnd]) -> None:
         """Send a step's news: tokens first, since clients wait for them, then its record."""
@@ -97,12 +103,14 @@ class Outbox:
             starts=self._starts,
             ends=self._ends,
             faults=self._faults,
+            step_models=self._step_models,
         )
         try:
             self._control.send(self._encode_news(report), zmq.DONTWAIT)
         except zmq.Again:
             return
-        self._deltas, self._starts, self._ends, self._faults = {}, [], [], []
+        self._deltas, self._starts, self._ends = {}, [], []
+        self._faults, self._step_models = [], []
 
 
 def merge(earlier: Delta, later: Delta) -> Delta:

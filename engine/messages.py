@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from telemetry.records import CancelCause, Fault, Finish, RequestEnd, RequestStart, Run
+from telemetry.records import CancelCause, Fault, Finish, RequestEnd, RequestStart, Run, StepModel
 
 Priority = Annotated[int, msgspec.Meta(ge=-(2**31), lt=2**31)]
 
@@ -103,7 +103,7 @@ class Delta(msgspec.Struct, frozen=True, array_like=True):
 class Report(msgspec.Struct, frozen=True, kw_only=True, tag="report"):
     """Everything reliable since the last report; unsent reports merge and are never dropped.
 
-    Deltas may be delivered at once. Starts, ends and faults are published only when the iteration
+    Deltas may be delivered at once. Records are published only when the iteration
     numbered `after_step` has been received, or `lost_through_step` >= `after_step` says that it
     was dropped, so an end never overtakes the record of its own last step.
     """
@@ -114,6 +114,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True, tag="report"):
     starts: list[RequestStart] = []
     ends: list[RequestEnd] = []
     faults: list[Fault] = []
+    step_models: list[StepModel] = []
 
 
 News = Progress | Ready | Failed | Report

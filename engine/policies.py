@@ -11,9 +11,12 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Literal
 
+import msgspec
+
 from engine.config import EngineConfig
 from engine.plan import Plan, StepOutput
 from engine.request import Request
+from engine.step_model import StepTimes
 
 Refusal = Literal["slo", "policy"]
 
@@ -47,8 +50,9 @@ class Policy:
     accounts = False
     """Whether `charge` reads the plan's groups."""
 
-    def __init__(self, config: EngineConfig) -> None:
+    def __init__(self, config: EngineConfig, times: StepTimes) -> None:
         self.config = config
+        self.times = times
 
     def rank(self, request: Request) -> tuple[int, ...]:
         """Place in line, constant while the request waits; lower goes first."""
@@ -181,8 +185,8 @@ class Fair(Policy):
     overtakes = True
     accounts = True
 
-    def __init__(self, config: EngineConfig) -> None:
-        super().__init__(config)
+    def __init__(self, config: EngineConfig, times: StepTimes) -> None:
+        super().__init__(config, times)
         self._weights = config.weights
         self._counters: dict[str, float] = {}
         self._live: dict[str, int] = {}
@@ -235,7 +239,73 @@ class Fair(Policy):
             self._counters[group] = self._counters.get(group, 0.0) + served / weight
 
 
+class Objective(msgspec.Struct, frozen=True):
+    """A latency objective in ms; what is None is the server's default."""
+
+    ttft_ms: float | None = None
+    tpot_ms: float | None = None
+
+
+class Slo(Policy):
+    """Latest start first; prefill gets what the least slack of the running ones allows.
+
+    Token j of a request is due at arrival + ttft + j x tpot. Its latest start is that due time of
+    its first token less the modelled time of its prompt; the rank never changes while it waits.
+    Starvation bound: a request is overtaken only by those with an earlier latest start, which for
+    equal objectives arrived at most one modelled prompt after it; and late or not, prefill always
+    gets 1/16 of the budget.
+    """
+
+    name = "slo"
+
+    def __init__(self, config: EngineConfig, times: StepTimes) -> None:
+        super().__init__(config, times)
+        self._targets: dict[int, tuple[int, int]] = {}
+
+    def rank(self, request: Request) -> tuple[int, ...]:
+        """Place in line: the latest start."""
+        asked = Objective()
+        if request.submit.slo:
+            asked = msgspec.json.decode(request.submit.slo, type=Objective)
+        ttft_ms = self.config.ttft_ms if asked.ttft_ms is None else asked.ttft_ms
+        tpot_ms = self.config.tpot_ms if asked.tpot_ms is None else asked.tpot_ms
+        ttft_ns, tpot_ns = round(ttft_ms * 1e6), round(tpot_ms * 1e6)
+        self._targets[request.number] = (request.life.arrived + ttft_ns, tpot_ns)
+        fit = self.times.fitted
+        prompt_ns = round(fit.p * request.prompt_tokens) if fit else 0
+        return (request.life.arrived + ttft_ns - prompt_ns, request.number)
+
+    def leaves(self, request: Request) -> None:
+        """Forget its objective."""
+        del self._targets[request.number]
+
+    def due_ns(self, request: Request) -> int:
+        """Return when its next token is due, ns since the server's start."""
+        first_due, tpot_ns = self._targets[request.number]
+        return first_due + (request.output_tokens + request.placeholders) * tpot_ns
+
+    def running_order(self, running: list[Request]) -> list[Request]:
+        """Return decodes by due time, then chunks by due time."""
+        return decodes_first(sorted(running, key=self.due_ns))
+
+    def victim(self, unplaced: Sequence[Request]) -> Request:
+        """Return the one with most time left."""
+        return max(unplaced, key=self.due_ns)
+
+    def prefill_budget(self, view: View) -> int | None:
+        """Return the tokens that fit before the least slack of those decoding runs out."""
+        fit = self.times.fitted
+        decoding = [request for request in view.running if request.output_tokens > 0]
+        if fit is None or fit.p <= 0 or not decoding:
+            return None
+        slack_ns = min(self.due_ns(request) for request in decoding) - view.now_ns
+        context = sum(request.computed for request in decoding)
+        spare_ns = slack_ns - fit.fixed - fit.d * len(decoding) - fit.c * context
+        floor = max(1, self.config.max_num_batched_tokens // 16)
+        return max(floor, int(spare_ns / fit.p))
+
+
 POLICIES: dict[str, type[Policy]] = {
-    policy.name: policy for policy in (DecodeFirst, Fcfs, Priority, Fair)
+    policy.name: policy for policy in (DecodeFirst, Fcfs, Priority, Fair, Slo)
 }
 """Policies by the name that --scheduling-policy takes."""

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable
 
 from engine.messages import Report
-from telemetry.records import Fault, Iteration, Record, RequestEnd, RequestStart
+from telemetry.records import Iteration, Record, RequestStart
 
 Publish = Callable[[Record, bytes | None], None]
 
@@ -20,8 +20,7 @@ class Publication:
     def __init__(self, publish: Publish) -> None:
         self._publish = publish
         self._iterations: deque[tuple[Iteration, bytes]] = deque()
-        self._reports: deque[tuple[int, list[RequestStart], list[RequestEnd], list[Fault]]]
-        self._reports = deque()
+        self._reports: deque[Report] = deque()
         self._through = 0
         self._started: set[int] = set()
 
@@ -33,15 +32,14 @@ class Publication:
     def report(self, report: Report) -> None:
         """Take a report's records in, in the order of reports."""
         self._through = max(self._through, report.lost_through_step)
-        if report.starts or report.ends or report.faults:
-            self._reports.append((report.after_step, report.starts, report.ends, report.faults))
+        self._reports.append(report)
         self._pump()
 
     def close(self) -> None:
         """Publish all that is left: the engine is gone, nothing else will come."""
         while self._reports or self._iterations:
             if self._reports and (
-                not self._iterations or self._reports[0][0] < self._iterations[0][0].step
+                not self._iterations or self._reports[0].after_step < self._iterations[0][0].step
             ):
                 self._publish_report()
             else:
@@ -49,7 +47,7 @@ class Publication:
 
     def _pump(self) -> None:
         while True:
-            if self._reports and self._reports[0][0] <= self._through:
+            if self._reports and self._reports[0].after_step <= self._through:
                 self._publish_report()
             elif self._iterations and self._may_publish(self._iterations[0][0]):
                 self._publish_iteration()
@@ -60,8 +58,8 @@ class Publication:
         """Whether all it admits have been told; merged reports are opened early for that."""
         if self._started.issuperset(iteration.admitted):
             return True
-        for _, starts, _, _ in self._reports:
-            self._publish_starts(starts)
+        for report in self._reports:
+            self._publish_starts(report.starts)
             if self._started.issuperset(iteration.admitted):
                 return True
         return False
@@ -73,13 +71,14 @@ class Publication:
         starts.clear()
 
     def _publish_report(self) -> None:
-        _, starts, ends, faults = self._reports.popleft()
-        self._publish_starts(starts)
-        for end in ends:
+        report = self._reports.popleft()
+        self._publish_starts(report.starts)
+        for end in report.ends:
             self._started.discard(end.request)
             self._publish(end, None)
-        for fault in faults:
-            self._publish(fault, None)
+        others: list[Record] = [*report.faults, *report.step_models]
+        for record in others:
+            self._publish(record, None)
 
     def _publish_iteration(self) -> None:
         record, payload = self._iterations.popleft()

@@ -16,7 +16,8 @@ from engine.plan import Plan, StepOutput
 from engine.policies import POLICIES
 from engine.request import PLACEHOLDER
 from engine.scheduler import Scheduler
-from telemetry.records import Fault, Iteration, RequestEnd, RequestStart
+from engine.step_model import StepTimes
+from telemetry.records import Fault, Iteration, RequestEnd, RequestStart, StepModel
 
 EOS = 2
 STEP_NS = 1_000_000
@@ -139,6 +140,7 @@ class Recorder:
     ends: list[RequestEnd] = field(default_factory=list)
     faults: list[Fault] = field(default_factory=list)
     deltas: list[Delta] = field(default_factory=list)
+    step_models: list[StepModel] = field(default_factory=list)
 
     def start(self, record: RequestStart) -> None:
         self.starts.append(record)
@@ -147,6 +149,9 @@ class Recorder:
         self.deltas.extend(deltas)
         self.iterations.append(iteration)
         self.ends.extend(ends)
+
+    def step_model(self, record: StepModel) -> None:
+        self.step_models.append(record)
 
     def fault(self, record: Fault) -> None:
         self.faults.append(record)
@@ -172,13 +177,15 @@ class Simulation:
         self.runner = FakeRunner(self.clock, self.config.block_size)
         self.emitted = Recorder()
         pool = KVPool(blocks=self.config.kv_blocks, block_tokens=self.config.block_size)
-        policy = POLICIES[self.config.scheduling_policy](self.config)
+        self.times = StepTimes()
+        policy = POLICIES[self.config.scheduling_policy](self.config, self.times)
         self.scheduler = Scheduler(config=self.config, pool=pool, policy=policy, eos_ids=(EOS,))
         self.core = Core(
             scheduler=self.scheduler,
             runner=self.runner,
             clock=self.clock,
             emit=emit or self.emitted,
+            times=self.times,
             depth=depth,
         )
         self.names: dict[int, str] = {}

@@ -5,6 +5,7 @@ golden/NAME.txt.
 After a deliberate change: `python -m tests.test_timelines` writes the files anew; read the diff.
 """
 
+import inspect
 from collections.abc import Callable
 from pathlib import Path
 
@@ -320,6 +321,32 @@ def prefix_after_preemption() -> Simulation:
     return simulation
 
 
+def slo_long_prompt() -> Simulation:
+    """Once steps are modelled, C's long prompt goes in shares that keep A and B's gaps in time.
+
+    The fake device takes 1 ms and 10 us a token; tpot 1.3 ms leaves some 25 tokens a step for
+    prefill, beside what A and B are ahead of their due times.
+    """
+    simulation = Simulation(
+        scheduling_policy="slo",
+        max_num_batched_tokens=96,
+        kv_blocks=64,
+        max_model_len=512,
+        ttft_ms=1.5,
+        tpot_ms=1.3,
+    )
+    for number in range(13):  # what the model learns from: prefills of several sizes, decodes
+        simulation.add(f"t{number}", 10 + 5 * number, 16)
+        simulation.drain()
+    simulation.emitted.iterations.clear()
+    simulation.add("A", 8, 40)
+    simulation.add("B", 8, 40)
+    simulation.step(4)
+    simulation.add("C", 200, 2)
+    simulation.drain()
+    return simulation
+
+
 SCENARIOS: tuple[Callable[[], Simulation], ...] = (
     six_rounds,
     late_join,
@@ -349,11 +376,12 @@ SCENARIOS: tuple[Callable[[], Simulation], ...] = (
     prefix_hit,
     prefix_twins,
     prefix_after_preemption,
+    slo_long_prompt,
 )
 
 
 def render(scenario: Callable[[], Simulation]) -> str:
-    return f"{scenario.__doc__}\n\n{scenario().timeline()}"
+    return f"{inspect.cleandoc(scenario.__doc__ or '')}\n\n{scenario().timeline()}"
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.__name__)
