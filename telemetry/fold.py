@@ -152,7 +152,7 @@ class Fold:
             self.faults = tally[_FAULTS]
 
     def _resume(self, snapshot: Snapshot) -> None:
-        """Begin again with the live set at a later place: records up to it no longer change it."""
+        """Begin again with the live set at a later place; records up to it change nothing in sum."""
         self.run = snapshot.run
         self._live = {start.request: start for start in snapshot.live}
         self._live_seq = snapshot.seq
@@ -167,12 +167,10 @@ class Fold:
         if isinstance(record, Iteration):
             self._iteration(record)
         elif isinstance(record, RequestStart):
-            if entry.seq > self._live_seq:
-                self._live[record.request] = record
+            self._live[record.request] = record
         elif isinstance(record, RequestEnd):
             self._end(record)
-            if entry.seq > self._live_seq:
-                self._live.pop(record.request, None)
+            self._live.pop(record.request, None)
         elif isinstance(record, Delivery):
             self._delivery(record)
         elif isinstance(record, Rejection):
