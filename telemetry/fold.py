@@ -152,7 +152,7 @@ class Fold:
             self.faults = tally[_FAULTS]
 
     def _resume(self, snapshot: Snapshot) -> None:
-        """Begin again with the live set at a later place; records up to it change nothing in sum."""
+        """Begin again with the live set of a later place: in sum, records up to it agree."""
         self.run = snapshot.run
         self._live = {start.request: start for start in snapshot.live}
         self._live_seq = snapshot.seq
