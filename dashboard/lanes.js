@@ -10,7 +10,7 @@ import { Track } from './track.js';
 
 const LANE = { most: 26, least: 1.4, wanted: 12, patience_ms: 2000 };
 const TAGS_MAX = 40;
-const NAMED = 11; // px a lane needs to carry words
+const NAMED = 10; // px a lane needs to carry words
 export const TOP = 4; // px above the first lane, as in live.css
 
 export class Lanes {
@@ -89,7 +89,7 @@ export class Lanes {
       this.drawNumbers(ctx, width, store.requests.get(selected));
       return;
     }
-    ctx.font = `${Math.min(11, laneHeight - 3) * (this.rem / 13)}px ${c.font}`;
+    ctx.font = `${Math.min(11, laneHeight - 1.5) * (this.rem / 13)}px ${c.font}`;
     store.lanes.slots.forEach((slot, lane) => {
       const r = index === null ? slot.request ?? this.formerly(slot) : this.occupant(lane, index);
       const y = lane * laneHeight + laneHeight / 2;

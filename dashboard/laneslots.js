@@ -4,7 +4,7 @@
 // Called by: store.js (write), lanes.js and queue.js (read). Bounded by the lanes and the live.
 
 const REST_NS = 250e6;
-const WAITERS_MOST = 16;
+const WAITERS_MOST = 12;
 const NOBODY = Object.freeze([]);
 
 export class LaneSlots {
