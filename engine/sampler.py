@@ -159,9 +159,8 @@ def _draw(shifted: torch.Tensor, drawn: Drawn, part: slice) -> torch.Tensor:
         kept = weights.index_select(0, nucleus)
         _keep_top_p(kept, drawn.top_p[part][nucleus] * cumulative[nucleus, -1])
         cumulative[nucleus] = kept.cumsum(-1, dtype=torch.float64)
-    total = cumulative[:, -1]
-    # Rounding may lift the product to the total itself, where a token of weight 0 would be found.
-    target = torch.minimum(drawn.uniforms[part] * total, total.nextafter(torch.zeros_like(total)))
+    # A uniform is at most 1 - 2^-53, so that the product rounds to less than the total, always.
+    target = drawn.uniforms[part] * cumulative[:, -1]
     found = torch.searchsorted(cumulative, target[:, None], right=True).squeeze(1)
     return found.clamp_(max=shifted.shape[1] - 1)
 

@@ -10,7 +10,7 @@ import torch
 
 from engine.messages import SamplingParams
 from engine.plan import Plan
-from engine.sampler import Sampled, sample, sampling_batch, uniforms
+from engine.sampler import Drawn, Sampled, SamplingBatch, sample, sampling_batch, uniforms
 
 EOS = (0, 2)
 VOCAB = 5000
@@ -182,6 +182,20 @@ def test_hidden_tokens_are_never_drawn() -> None:
     logits[:, 9] = -1.0
     params = [SamplingParams(temperature=1.0, seed=seed) for seed in range(500)]
     assert set(draw(logits, params)) == {7, 9}
+
+
+def test_the_ends_of_the_unit_interval_fall_on_tokens_of_some_weight() -> None:
+    logits = torch.full((2, 50), -torch.inf)
+    logits[:, 7], logits[:, 9] = 0.0, -1.0
+    drawn = Drawn(
+        rows=torch.arange(2),
+        temperature=torch.ones(2),
+        top_k=torch.full((2,), 50),
+        top_p=torch.ones(2, dtype=torch.float64),
+        uniforms=torch.tensor([0.0, 1.0 - 2.0**-53], dtype=torch.float64),
+    )
+    batch = SamplingBatch(drawn=drawn, forbidden_rows=None, forbidden_tokens=None)
+    assert sample(logits, batch).tokens.tolist() == [7, 9]
 
 
 def test_min_tokens_hides_what_would_end_the_text() -> None:
