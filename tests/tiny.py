@@ -163,8 +163,13 @@ def write_tokenizer(folder: Path, vocab_size: int) -> None:
     (folder / "chat_template.jinja").write_text(CHAT_TEMPLATE, encoding="utf-8")
 
 
-def write_gguf(file: Path, seed: int = 0, shape: Shape | None = None) -> Path:
-    """Write the same model as one GGUF file (f32), query and key rows permuted as GGUF has them."""
+def write_gguf(
+    file: Path, seed: int = 0, shape: Shape | None = None, extra: dict[str, Array] | None = None
+) -> Path:
+    """Write the same model as one GGUF file (f32), query and key rows permuted as GGUF has them.
+
+    `extra` are further tensors, by their GGUF names.
+    """
     shape = shape or Shape()
     writer = gguf.GGUFWriter(str(file), "llama")
     writer.add_block_count(shape.layers)
@@ -181,6 +186,8 @@ def write_gguf(file: Path, seed: int = 0, shape: Shape | None = None) -> Path:
     for name, weight in tensors(seed, shape).items():
         heads = {"q_proj": shape.heads, "k_proj": shape.kv_heads}.get(name.split(".")[-2])
         writer.add_tensor(gguf_name(name), permuted(weight, heads) if heads else weight)
+    for name, weight in (extra or {}).items():
+        writer.add_tensor(name, weight)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
