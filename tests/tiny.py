@@ -181,6 +181,8 @@ def write_gguf(
     writer.add_layer_norm_rms_eps(shape.norm_eps)
     writer.add_rope_freq_base(shape.rope_base)
     writer.add_rope_dimension_count(shape.head_dim)
+    writer.add_key_length(shape.head_dim)
+    writer.add_value_length(shape.head_dim)
     writer.add_vocab_size(shape.vocab_size)
     add_gguf_tokenizer(writer, shape.vocab_size)
     for name, weight in tensors(seed, shape).items():
