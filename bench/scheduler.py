@@ -1,4 +1,4 @@
-"""What a step costs in the scheduler alone: plan and commit, every policy, with and without a queue.
+"""What a step costs in the scheduler alone: plan and commit, by policy, with and without a queue.
 
 Drives engine/scheduler.py directly with outputs made up on the spot: no model, no records. 100
 tenants, mixed lengths, the queue held at its length while 20 requests arrive and 4 leave each step

@@ -62,12 +62,12 @@ class Draft:
         plan.sampling = [request.sampling for request in rows]
         if groups:
             plan.groups = [request.group for request in rows]
-        token_ids = plan.token_ids
+        token_ids, decode_tokens = plan.token_ids, 0
         for request, start, count in zip(
             rows, plan.start_positions, plan.token_counts, strict=True
         ):
             end, tokens = start + count, request.tokens
-            known = len(tokens) + request.placeholders
+            known = request.known
             plan.output_indices.append(known - request.prompt_tokens)
             plan.samples.append(end == known)
             if count == 1 and start < len(tokens):
@@ -76,11 +76,15 @@ class Draft:
                 token_ids.extend(request.token_ids(start, count))
             # By position: below the highest computed is recompute, below the prompt's end
             # prefill, else decode; one row may hold more than one kind.
-            decode_from = max(start, request.prompt_tokens, request.highest)
-            plan.decode_tokens += max(0, end - decode_from)
-            request.in_flight += count
+            decode_from = max(request.prompt_tokens, request.highest)
+            if start >= decode_from:
+                decode_tokens += count
+            elif end > decode_from:
+                decode_tokens += end - decode_from
+            request.planned = end
             request.flights += 1
             request.counts.iterations += 1
-            request.placeholders += end == known
-        plan.prefill_tokens = len(token_ids) - plan.decode_tokens
+            request.known += end == known
+        plan.decode_tokens = decode_tokens
+        plan.prefill_tokens = len(token_ids) - decode_tokens
         return plan

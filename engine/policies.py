@@ -117,9 +117,7 @@ def decodes_first(ordered: list[Request]) -> list[Request]:
     decodes: list[Request] = []
     chunks: list[Request] = []
     for request in ordered:
-        known = len(request.tokens) + request.placeholders
-        left = known - request.computed - request.in_flight
-        (chunks if left > 1 else decodes).append(request)
+        (chunks if request.known - request.planned > 1 else decodes).append(request)
     return decodes + chunks
 
 
@@ -282,7 +280,7 @@ class Slo(Policy):
     def due_ns(self, request: Request) -> int:
         """Return when its next token is due, ns since the server's start."""
         first_due, tpot_ns = self._targets[request.number]
-        return first_due + (request.output_tokens + request.placeholders) * tpot_ns
+        return first_due + (request.known - request.prompt_tokens) * tpot_ns
 
     def running_order(self, running: list[Request]) -> list[Request]:
         """Return decodes by due time, then chunks by due time."""

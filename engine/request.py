@@ -60,12 +60,12 @@ class Counts:
 class Request:
     """A sequence. `tokens` is the prompt and every sampled token that the host has read.
 
-    A planned sample is a placeholder until its step commits; `placeholders` counts them, so
-    known = len(tokens) + placeholders. `computed` tokens have their keys and values in `blocks`;
-    `in_flight` more are planned and not committed. `highest` is the most ever computed: positions
-    below it are recompute. `flights` counts uncommitted rows, those of lost epochs included;
-    `stop_ids` end it when sampled; `arrival` orders it among all others. `digests` names the
-    content of its full blocks as far as anybody asked; the first `named` blocks are in the index.
+    `known` counts them and the placeholders of samples whose step is not committed. `computed`
+    tokens have their keys and values in `blocks`; up to `planned` they are computed or in flight.
+    `highest` is the most ever computed: positions below it are recompute. `flights` counts
+    uncommitted rows, those of lost epochs included; `stop_ids` end it when sampled; `arrival`
+    orders it among all others. `digests` names the content of its full blocks as far as anybody
+    asked; the first `named` blocks are in the index.
     """
 
     submit: Submit
@@ -80,9 +80,9 @@ class Request:
     tokens: list[int] = field(default_factory=list)
     prompt_tokens: int = 0
     computed_max: int = 0
-    placeholders: int = 0
+    known: int = 0
     computed: int = 0
-    in_flight: int = 0
+    planned: int = 0
     flights: int = 0
     highest: int = 0
     epoch: int = 0
@@ -110,12 +110,18 @@ class Request:
             tokens=list(submit.prompt),
             prompt_tokens=len(submit.prompt),
             computed_max=len(submit.prompt) + submit.max_tokens - 1,
+            known=len(submit.prompt),
         )
 
     @property
-    def known(self) -> int:
-        """Tokens that exist: read ones and placeholders of sampled, unread ones."""
-        return len(self.tokens) + self.placeholders
+    def placeholders(self) -> int:
+        """Tokens sampled, or about to be, that the host has not read."""
+        return self.known - len(self.tokens)
+
+    @property
+    def in_flight(self) -> int:
+        """Tokens planned and not committed."""
+        return self.planned - self.computed
 
     @property
     def pending(self) -> int:
@@ -123,7 +129,7 @@ class Request:
 
         The last token a sequence may generate is never computed: nothing follows it.
         """
-        return min(self.known, self.computed_max) - self.computed - self.in_flight
+        return min(self.known, self.computed_max) - self.planned
 
     @property
     def output_tokens(self) -> int:

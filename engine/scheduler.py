@@ -159,26 +159,36 @@ class Scheduler:
 
     def _place_running(self, draft: Draft) -> None:
         """Give running sequences their tokens in the policy's order."""
-        block_tokens = self.pool.block_tokens
+        block_tokens, left = self.pool.block_tokens, draft.left
+        rows, starts, counts = draft.rows, draft.plan.start_positions, draft.plan.token_counts
         order = self.policy.running_order(self.running)
         for index, request in enumerate(order):
-            start = request.computed + request.in_flight
-            pending = min(len(request.tokens) + request.placeholders, request.computed_max) - start
+            start = request.planned
+            pending = min(request.known, request.computed_max) - start
             if pending <= 0 or request.state != "running" or request.finish is not None:
                 continue
+            # The common case, a decode with room in its block, goes without a call.
+            if pending == 1 and left and start < len(request.blocks) * block_tokens:
+                rows.append(request)
+                starts.append(start)
+                counts.append(1)
+                left -= 1
+                continue
+            draft.left = left
             count = draft.share(pending)
             if count <= 0:
-                draft.pass_over(request, "slo" if draft.left else "budget")
-            elif start + count <= len(request.blocks) * block_tokens or self._grow(
-                draft.plan, order, index, count
-            ):
+                draft.pass_over(request, "slo" if left else "budget")
+            elif self._grow(draft.plan, order, index, count):
                 draft.place(request, start, count, pending)
+            left = draft.left
+        draft.left = left
 
     def _grow(self, plan: Plan, order: list[Request], index: int, count: int) -> bool:
         """Get the blocks for `count` more tokens, preempting if need be; False if it gave way."""
         request = order[index]
-        end = request.computed + request.in_flight + count
-        lacking = self.pool.blocks_for(end) - len(request.blocks)
+        lacking = self.pool.blocks_for(request.planned + count) - len(request.blocks)
+        if lacking <= 0:
+            return True
         while (blocks := self.pool.allocate(lacking)) is None:
             plan.allocation_failures += 1
             unplaced = [other for other in order[index:] if other.state == "running"]
@@ -232,7 +242,7 @@ class Scheduler:
         request.blocks = hits + blocks
         request.named = len(hits)
         cached = len(hits) * self.pool.block_tokens
-        request.computed = cached
+        request.computed = request.planned = cached
         request.highest = max(request.highest, cached)
         self.kv_tokens += cached
         request.counts.cached += cached
@@ -261,7 +271,7 @@ class Scheduler:
         victim.counts.lost += victim.computed
         victim.epoch += 1
         self._release(victim)
-        victim.computed = 0
+        victim.computed = victim.planned = 0
         self.waiting.push(victim)
 
     # ---- taking results in
@@ -277,8 +287,7 @@ class Scheduler:
             request = requests[number]
             request.flights -= 1
             # A row of a sequence that was preempted or ended since does not count as computed.
-            if request.epoch == epoch and request.in_flight:
-                request.in_flight -= count
+            if request.epoch == epoch and request.planned > request.computed:
                 request.computed += count
                 self.kv_tokens += count
                 if request.computed > request.highest:
@@ -328,7 +337,6 @@ class Scheduler:
 
     def _append(self, request: Request, token: int, now_ns: int) -> None:
         """Keep a sampled token; end its sequence where the token or its number says so."""
-        request.placeholders -= 1
         request.tokens.append(token)
         if request.life.first_token is None:
             request.life.first_token = now_ns
@@ -350,14 +358,14 @@ class Scheduler:
         Tokens in flight never count as computed: their rows come back late.
         """
         request.finish = finish
-        request.placeholders = 0
+        request.known = len(request.tokens)
         request.life.decided = now_ns
         if request.state != "running":
             self.waiting.abandon()
             self._free(request, now_ns)
         elif self.batching.fixed:
             request.counts.dropped += request.in_flight
-            request.in_flight = 0
+            request.planned = request.computed
             self._held += 1
         else:
             self._release(request)
@@ -390,7 +398,7 @@ class Scheduler:
         self.pool.release(request.blocks)
         self.kv_tokens -= request.computed
         request.counts.dropped += request.in_flight
-        request.in_flight = 0
+        request.planned = request.computed
         request.blocks = []
 
     def _retire(self, request: Request) -> None:
