@@ -3,6 +3,7 @@
 
 import { make, put, write } from './dom.js';
 import { duration, int, timeOfDay } from './format.js';
+import { firstTokenNs } from './request.js';
 import { list } from './tooltip.js';
 
 const STEPS_S = [0.05, 0.1, 0.25, 0.5, 1, 2, 5, 10, 20];
@@ -90,16 +91,14 @@ function facts(r) {
   if (r.cached) out.push(['cached_tokens', int(r.cached)]);
   if (r.preemptions) out.push(['preemptions', int(r.preemptions)]);
   if (r.recomputed) out.push(['recomputed_tokens', int(r.recomputed)]);
+  const first_ns = firstTokenNs(r);
   if (end) {
     const since = (ns) => (ns === null ? '–' : duration((ns - end.received_at_ns) / 1e6));
     out.push(
       ['admitted after', since(end.admitted_at_ns)],
-      ['first token after', since(end.first_token_at_ns)],
+      ['first token after', first_ns === null ? '–' : duration(first_ns / 1e6)],
       ['released after', since(end.released_at_ns)],
     );
-  } else if (r.first_token_ns) {
-    const first_ms = (r.first_token_ns - r.arrived_at_ns) / 1e6;
-    out.push(['first token after', duration(first_ms)]);
-  }
+  } else if (first_ns !== null) out.push(['first token after', duration(first_ns / 1e6)]);
   return out;
 }

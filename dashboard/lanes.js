@@ -10,8 +10,9 @@ import { Track } from './track.js';
 
 const LANE = { most: 26, least: 1.4, wanted: 12, patience_ms: 2000 };
 const TAGS_MAX = 40;
+const AHEAD_NS = 20e9; // drawn beyond the window, since the picture moves on between two drawings
 const NAMED = 10; // px a lane needs to carry words
-export const TOP = 4; // px above the first lane, as in live.css
+const TOP = 4; // px above the first lane, as in live.css
 
 export class Lanes {
   constructor({ host, gutter, view, store, mine }) {
@@ -29,7 +30,8 @@ export class Lanes {
       late: paintWith(paintMarks),
     });
     this.words = make('div', { class: 'labels' });
-    this.track.scroller.append(this.words);
+    this.lit = make('div', { class: 'lit', hidden: true });
+    this.track.scroller.append(this.lit, this.words);
   }
 
   place({ x0, x1, height, origin }) {
@@ -139,6 +141,19 @@ export class Lanes {
       }
     }
     return null;
+  }
+
+  // The selected request's stretch of its lane, from arrival to end: the lane had others before.
+  light(r) {
+    const { view, lit } = this;
+    const to_ns = r?.end ? r.end.released_at_ns : view.right + AHEAD_NS;
+    lit.hidden = !r || r.lane < 0 || to_ns < view.left;
+    if (lit.hidden) return;
+    const from = view.world(Math.max(r.arrived_at_ns, view.left - AHEAD_NS));
+    lit.style.left = from - this.track.base + 'px';
+    lit.style.width = view.world(to_ns) - from + 'px';
+    lit.style.top = r.lane * this.laneHeight + 'px';
+    lit.style.height = this.laneHeight - 1 + 'px';
   }
 
   // Words inside spans that are wide enough to hold them. They ride on the scroller.

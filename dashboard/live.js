@@ -8,7 +8,7 @@ import { duration, int, timeOfDay } from './format.js';
 import { Axis, Card } from './furniture.js';
 import { Gestures } from './gestures.js';
 import { KvMap } from './kvmap.js';
-import { Lanes, TOP } from './lanes.js';
+import { Lanes } from './lanes.js';
 import { legend } from './legend.js';
 import { Numbers } from './numbers.js';
 import { Overview } from './overview.js';
@@ -258,7 +258,7 @@ export class Live {
     const runs = beyond.some((r) => r.state === 'running');
     write(stage.beyond, `+ ${int(beyond.length)} ${runs ? 'beyond the last lane' : 'more wait'}`);
     stage.beyond.style.top = this.lanes.height - 30 + 'px';
-    this.light(store.requests.get(this.hovered ?? app.selected));
+    this.lanes.light(store.requests.get(this.hovered ?? app.selected));
   }
 
   emptiness() {
@@ -281,14 +281,6 @@ export class Live {
     write(stage.strips[0].bound, `${whole ? '' : int(tokens.full) + ' of '}budget ${int(budget)}`);
     write(stage.strips[1].bound, duration(step.full));
     write(stage.strips[2].bound, `${int(store.run.kv_blocks_total)} blocks`);
-  }
-
-  light(r) {
-    const { lit } = this.stage;
-    lit.style.display = r && r.lane >= 0 ? 'block' : 'none';
-    if (!r || r.lane < 0) return;
-    lit.style.top = TOP + r.lane * this.lanes.laneHeight + 'px';
-    lit.style.height = this.lanes.laneHeight - 1 + 'px';
   }
 
   figures() {

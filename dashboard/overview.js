@@ -73,7 +73,13 @@ export class Overview {
           splits: (_, __, least, most) => this.splits(least, most),
           values: (_, seconds) => seconds.map((s) => ago(s - this.newest)),
         },
-        { ...axis, size: 42, space: 26, gap: 3, values: (_, v) => v.map((n) => short(n, chart)) },
+        {
+          ...axis,
+          size: 42,
+          gap: 3,
+          splits: (_, __, least, most) => [0, round(most)],
+          values: (_, v) => v.map((n) => short(n, chart)),
+        },
       ],
       series: [
         {},
@@ -176,6 +182,12 @@ function lonely(plot, series) {
 function host({ title, unit, series }) {
   const keys = series.map(([name, colour]) => make('i', { class: CLASS[colour], text: name }));
   return make('div', {}, make('h2', {}, make('b', { text: title }), unit, keys));
+}
+
+// The largest of 1, 2, 5, 10, ... that is not above n.
+function round(n) {
+  const ten = 10 ** Math.floor(Math.log10(n));
+  return ten * [5, 2, 1].find((step) => step * ten <= n);
 }
 
 function short(n, { unit }) {

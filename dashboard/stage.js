@@ -81,7 +81,6 @@ export function tracks() {
   const span = make('span', { class: 'span' });
   const hairText = make('b');
   const parts = {
-    lit: make('div', { class: 'lit' }),
     hair: make('div', { class: 'hair' }, hairText),
     gone: make('div', { class: 'gone', text: 'no data' }),
     pill: make('div', { class: 'pill', hidden: true }),

@@ -6,6 +6,7 @@
 import { burst, complete } from './completion.js';
 import { make, write } from './dom.js';
 import { duration, plural } from './format.js';
+import { firstTokenNs } from './request.js';
 
 const MINE_MAX = 64;
 const CHAT = new URL('../v1/chat/completions', import.meta.url);
@@ -156,9 +157,8 @@ export class TryIt {
     const parts = [r?.name, r?.end?.finish ?? this.finish ?? r?.state];
     if (r) {
       parts.push(plural(r.output, 'token'));
-      if (r.first_token_ns) {
-        parts.push(`first after ${duration((r.first_token_ns - r.arrived_at_ns) / 1e6)}`);
-      }
+      const first_ns = firstTokenNs(r);
+      if (first_ns !== null) parts.push(`first after ${duration(first_ns / 1e6)}`);
     }
     write(this.status, parts.filter(Boolean).join(' · '));
   }
