@@ -86,7 +86,9 @@ export const meanGapMs = (r) => (r.gaps ? r.gap_ns / r.gaps / 1e6 : null);
 // From arrival to first token in ns; once it has ended, from when the server had read the request.
 // Null before the first token.
 export function firstTokenNs({ end, first_token_ns, arrived_at_ns }) {
-  if (end) return end.first_token_at_ns === null ? null : end.first_token_at_ns - end.received_at_ns;
+  if (end) {
+    return end.first_token_at_ns === null ? null : end.first_token_at_ns - end.received_at_ns;
+  }
   return first_token_ns ? first_token_ns - arrived_at_ns : null;
 }
 
