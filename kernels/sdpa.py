@@ -16,6 +16,14 @@ GATHER_BYTES_MAX = 2 * 2**20
 """Bound of the keys that one group gathers: larger groups leave the CPU's cache and cost more."""
 
 
+PART_TOKENS, WHOLE_TOKENS = 64, 512
+"""Queries of a prefill without history on a CPU: up to WHOLE_TOKENS they go in parts.
+
+PyTorch's CPU kernel takes keys 512 at a time and computes what the causal mask hides within those;
+in parts of 64 queries, each with the keys it sees, 512 tokens cost a third less (torch 2.13).
+"""
+
+
 @dataclass(frozen=True, slots=True)
 class SdpaCache:
     """Keys and values of a layer: [layers][blocks x kv_heads, block_tokens, head_dim]."""
@@ -41,7 +49,10 @@ class _Decode:
 
 @dataclass(frozen=True, slots=True)
 class _Chunk:
-    """One row's prefill chunk: tokens start..stop of the pack; no gather when it has no history."""
+    """Tokens start..stop of the pack, of one row; they see `context` tokens, the last ones theirs.
+
+    Without history nothing is gathered: all keys are the pack's own, up to `stop`.
+    """
 
     start: int
     stop: int
@@ -136,7 +147,8 @@ class SdpaBackend:
         for chunk in prepared.chunks:
             tokens = slice(chunk.start, chunk.stop)
             if chunk.gather is None:
-                k_row, v_row = k[tokens].transpose(0, 1), v[tokens].transpose(0, 1)
+                seen = slice(chunk.stop - chunk.context, chunk.stop)
+                k_row, v_row = k[seen].transpose(0, 1), v[seen].transpose(0, 1)
             else:
                 k_row = _gathered(keys, chunk.gather, prepared.keys, cache.kv_heads)
                 v_row = _gathered(values, chunk.gather, prepared.values, cache.kv_heads)
@@ -238,22 +250,32 @@ def _decode_group(
 
 def _chunks(batch: AttentionBatch, cache: SdpaCache) -> list[_Chunk]:
     """Describe each row of several query tokens."""
-    device = batch.block_tables.device
+    device, dtype = batch.block_tables.device, cache.keys.dtype
     block_tokens = cache.keys.shape[2]
     chunks: list[_Chunk] = []
     start = 0
     for row, length in enumerate(batch.query_lengths_host):
         stop, context = start + length, batch.context_lengths_host[row]
         if length > 1 and context == length:
-            chunks.append(_Chunk(start, stop, context, None, None))
+            whole = device.type != "cpu" or length > WHOLE_TOKENS
+            part = length if whole else PART_TOKENS
+            for first in range(0, length, part):
+                last = min(first + part, length)
+                mask = _causal(last - first, last, dtype, device) if first else None
+                chunks.append(_Chunk(start + first, start + last, last, None, mask))
         elif length > 1:
             table = batch.block_tables[row, : -(-context // block_tokens)]
             gather = _by_head(table, cache.kv_heads).T.flatten()
-            positions = torch.arange(context, device=device)
-            hidden = positions > positions[context - length :, None]
-            chunks.append(_Chunk(start, stop, context, gather, _additive(hidden, cache.keys.dtype)))
+            mask = _causal(length, context, dtype, device)
+            chunks.append(_Chunk(start, stop, context, gather, mask))
         start = stop
     return chunks
+
+
+def _causal(count: int, context: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Return the additive mask of the last `count` of `context` tokens, bottom-right aligned."""
+    positions = torch.arange(context, device=device)
+    return _additive(positions > positions[context - count :, None], dtype)
 
 
 def _additive(hidden: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
