@@ -19,11 +19,14 @@ from engine.plan import Plan
 GREEDY_BELOW = 1e-5
 """Temperatures below this are greedy: dividing by them only overflows."""
 
-VALUES_MAX = 2**22
-"""Bound of rows x vocabulary that one pass of drawing holds at once."""
+VALUES_MAX = 2**20
+"""Bound of rows x vocabulary that one pass of drawing holds: a few MB, within a CPU's cache."""
 
-NUCLEUS_FIRST = 1024
-"""How many of a row's largest weights are sorted before sorting all of them, on a CPU."""
+NUCLEUS_TIERS = (64, 1024)
+"""How many of a row's largest weights are sorted at first, and then, before all, on a CPU."""
+
+BLOCK = 256
+"""Tokens whose weights are summed as one step of the search for a draw."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,52 +143,87 @@ def sample(logits: torch.Tensor, batch: SamplingBatch) -> Sampled:
         for first in range(0, len(drawn.rows), size):
             part = slice(first, first + size)
             rows = drawn.rows[part]
-            shifted = logits.index_select(0, rows) - best.index_select(0, rows)[:, None]
-            tokens[rows] = _draw(shifted, drawn, part)
+            weights = logits.index_select(0, rows).sub_(best.index_select(0, rows)[:, None])
+            tokens[rows] = _draw(weights.div_(drawn.temperature[part, None]).exp_(), drawn, part)
     return Sampled(tokens=tokens, finite=best.isfinite())
 
 
-def _draw(shifted: torch.Tensor, drawn: Drawn, part: slice) -> torch.Tensor:
-    """Draw one token a row by inverting the cumulative weights, in order of token id.
-
-    shifted are logits less their row's largest. Sums are in float64 and run from token 0 on, so
-    that a row's result does not depend on how many rows there are.
-    """
-    weights = (shifted / drawn.temperature[part, None]).exp_()
-    _keep_top_k(weights, drawn.top_k[part])
-    cumulative = weights.cumsum(-1, dtype=torch.float64)
+def _draw(weights: torch.Tensor, drawn: Drawn, part: slice) -> torch.Tensor:
+    """Draw one token a row from its weights [rows, vocabulary], whose largest is 1."""
+    limited = (drawn.top_k[part] < weights.shape[1]).nonzero().squeeze(1)
+    if len(limited):
+        smallest = _smallest_of_top_k(_rows(weights, limited), drawn.top_k[part][limited])
+        _cut(weights, limited, smallest)
     nucleus = (drawn.top_p[part] < 1).nonzero().squeeze(1)
     if len(nucleus):
-        kept = weights.index_select(0, nucleus)
-        _keep_top_p(kept, drawn.top_p[part][nucleus] * cumulative[nucleus, -1])
-        cumulative[nucleus] = kept.cumsum(-1, dtype=torch.float64)
-    # A uniform is at most 1 - 2^-53, so that the product rounds to less than the total, always.
-    target = drawn.uniforms[part] * cumulative[:, -1]
-    found = torch.searchsorted(cumulative, target[:, None], right=True).squeeze(1)
-    return found.clamp_(max=shifted.shape[1] - 1)
+        some = _rows(weights, nucleus)
+        total = _blocks(some).sum(-1).sum(-1, dtype=torch.float64)
+        _cut(weights, nucleus, _smallest_of_top_p(some, drawn.top_p[part][nucleus] * total))
+    return _found(_blocks(weights), drawn.uniforms[part]).clamp_(max=weights.shape[1] - 1)
 
 
-def _keep_top_k(weights: torch.Tensor, top_k: torch.Tensor) -> None:
-    """Zero what is smaller than a row's k-th largest weight."""
-    rows = (top_k < weights.shape[1]).nonzero().squeeze(1)
-    if not len(rows):
-        return
-    k = top_k[rows]
-    some = weights.index_select(0, rows)
-    smallest = some.topk(int(k.max()), dim=-1).values.gather(1, k[:, None] - 1)
-    weights[rows] = some.masked_fill_(some < smallest, 0)
+def _rows(weights: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    """Return these rows; the tensor itself when they are all of them."""
+    return weights if len(rows) == len(weights) else weights.index_select(0, rows)
 
 
-def _keep_top_p(weights: torch.Tensor, mass: torch.Tensor) -> None:
-    """Zero what the smallest set of largest weights reaching a row's mass does not need."""
+def _cut(weights: torch.Tensor, rows: torch.Tensor, smallest: torch.Tensor) -> None:
+    """Zero what is smaller than the smallest weight [rows, 1] that a filter keeps."""
+    limits = weights.new_zeros((len(weights), 1)).index_copy_(0, rows, smallest)
+    weights.masked_fill_(weights < limits, 0)
+
+
+def _blocks(weights: torch.Tensor) -> torch.Tensor:
+    """Return weights [rows, vocabulary] as [rows, blocks, BLOCK]; the last block ends in zeros."""
+    missing = -weights.shape[1] % BLOCK
+    if missing:
+        weights = torch.nn.functional.pad(weights, (0, missing))
+    return weights.view(len(weights), -1, BLOCK)
+
+
+def _found(blocks: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
+    """Return the token at which each row's cumulative weight exceeds its uniform's share of all.
+
+    Tokens stand in order of id; the block is found first, then the token in it. Every sum runs
+    over one row in a fixed order, so that a row's result does not depend on how many there are. A
+    token of weight 0 is never found: uniforms are at most 1 - 2^-53, so that a share of a sum
+    rounds to less than the sum.
+    """
+    sums = blocks.sum(-1).double()
+    cumulative = sums.cumsum(-1)
+    target = uniforms * cumulative[:, -1]
+    block = torch.searchsorted(cumulative, target[:, None], right=True).squeeze(1)
+    block.clamp_(max=sums.shape[1] - 1)
+    rows = torch.arange(len(block), device=block.device)
+    before = cumulative[rows, block] - sums[rows, block]
+    share = ((target - before) / sums[rows, block]).clamp_(0, 1 - 2**-53)
+    inner = blocks[rows, block].cumsum(-1, dtype=torch.float64)
+    token = torch.searchsorted(inner, (share * inner[:, -1])[:, None], right=True).squeeze(1)
+    return block * BLOCK + token
+
+
+def _smallest_of_top_k(weights: torch.Tensor, top_k: torch.Tensor) -> torch.Tensor:
+    """Return each row's k-th largest weight [rows, 1]."""
+    largest = weights.topk(int(top_k.max()), dim=-1).values
+    return largest.gather(1, top_k[:, None] - 1)
+
+
+def _smallest_of_top_p(weights: torch.Tensor, mass: torch.Tensor) -> torch.Tensor:
+    """Return the last weight [rows, 1] of each row's smallest set that reaches its mass.
+
+    A peaked row needs few of its largest weights, so few are sorted before more are.
+    """
     vocab_size = weights.shape[1]
-    first = min(NUCLEUS_FIRST, vocab_size) if weights.device.type == "cpu" else vocab_size
-    largest = weights.topk(first, dim=-1).values
-    last = (largest.cumsum(-1, dtype=torch.float64) < mass[:, None]).sum(-1)
-    smallest = largest.gather(1, last.clamp(max=first - 1)[:, None])
-    if first < vocab_size:
-        for row in (last == first).nonzero().flatten().tolist():
-            ordered = weights[row].sort(descending=True).values
-            reached = (ordered.cumsum(-1, dtype=torch.float64) < mass[row]).sum()
-            smallest[row] = ordered[reached.clamp(max=vocab_size - 1)]
-    weights.masked_fill_(weights < smallest, 0)
+    tiers = NUCLEUS_TIERS if weights.device.type == "cpu" else ()
+    smallest = weights.new_zeros((len(weights), 1))
+    rows = torch.arange(len(weights), device=weights.device)
+    for first in (*(tier for tier in tiers if tier < vocab_size), vocab_size):
+        largest = _rows(weights, rows).topk(first, dim=-1).values
+        last = (largest.cumsum(-1, dtype=torch.float64) < mass[rows, None]).sum(-1)
+        found = largest.gather(1, last.clamp(max=first - 1)[:, None])
+        reached = (last < first).logical_or_(torch.tensor(first == vocab_size, device=last.device))
+        smallest[rows[reached]] = found[reached]
+        rows = rows[~reached]
+        if not len(rows):
+            break
+    return smallest

@@ -147,6 +147,19 @@ def test_draws_follow_the_filtered_distribution(
     assert chi_square(observed[kept], expected[kept] * count) < limit
 
 
+def test_draws_over_many_blocks_follow_the_distribution() -> None:
+    vocab, count = 1000, 50_000
+    logits = torch.randn(vocab, generator=torch.Generator().manual_seed(6))
+    logits[300:700] = -torch.inf
+    expected = exact(logits.double(), SamplingParams())
+    tokens = draw(logits.expand(count, vocab), [SamplingParams()] * count, list(range(count)))
+    observed = np.bincount(tokens, minlength=vocab)
+    assert observed[300:700].sum() == 0
+    seen = expected > 0
+    degrees = seen.sum() - 1
+    assert chi_square(observed[seen], expected[seen] * count) < degrees + 5 * (2 * degrees) ** 0.5
+
+
 def exact(logits: torch.Tensor, params: SamplingParams) -> np.ndarray:
     """Return the distribution by the book: temperature, then top_k, then top_p."""
     weights = torch.softmax(logits / params.temperature, -1).numpy()
@@ -185,17 +198,17 @@ def test_hidden_tokens_are_never_drawn() -> None:
 
 
 def test_the_ends_of_the_unit_interval_fall_on_tokens_of_some_weight() -> None:
-    logits = torch.full((2, 50), -torch.inf)
-    logits[:, 7], logits[:, 9] = 0.0, -1.0
+    logits = torch.full((2, 1000), -torch.inf)
+    logits[:, 307], logits[:, 309] = 0.0, -1.0
     drawn = Drawn(
         rows=torch.arange(2),
         temperature=torch.ones(2),
-        top_k=torch.full((2,), 50),
+        top_k=torch.full((2,), 1000),
         top_p=torch.ones(2, dtype=torch.float64),
         uniforms=torch.tensor([0.0, 1.0 - 2.0**-53], dtype=torch.float64),
     )
     batch = SamplingBatch(drawn=drawn, forbidden_rows=None, forbidden_tokens=None)
-    assert sample(logits, batch).tokens.tolist() == [7, 9]
+    assert sample(logits, batch).tokens.tolist() == [307, 309]
 
 
 def test_min_tokens_hides_what_would_end_the_text() -> None:
