@@ -77,12 +77,15 @@ class Traffic:
 
     def _fill(self) -> None:
         scheduler = self.scheduler
-        while len(scheduler.running) + len(scheduler.waiting) < self._running + self._waiting:
+        while (
+            len(scheduler.roster.running) + len(scheduler.roster.waiting)
+            < self._running + self._waiting
+        ):
             self._add()
 
     def churn(self) -> None:
         """Let some of the line leave and as many arrive; keep its length."""
-        line = self.scheduler.waiting
+        line = self.scheduler.roster.waiting
         if len(line) > ARRIVALS:
             for _ in range(ABORTS):
                 number = self._random.randrange(max(1, self._number - 5000), self._number)
@@ -104,8 +107,8 @@ class Traffic:
         resumed = time.perf_counter_ns()
         self.scheduler.commit(plan, output, self._now_ns)
         ended = time.perf_counter_ns()
-        self.scheduler.take_deltas()
-        self.scheduler.take_ended()
+        self.scheduler.roster.take_deltas()
+        self.scheduler.roster.take_ended()
         return planned - began + ended - resumed
 
 

@@ -102,7 +102,7 @@ class Core:
     def has_work(self) -> bool:
         """Whether sequences run or wait, or aborts are still to be recorded."""
         scheduler = self.scheduler
-        live = bool(scheduler.running) or len(scheduler.waiting) > 0
+        live = bool(scheduler.roster.running) or len(scheduler.roster.waiting) > 0
         return live or self._aborted or bool(self._flights)
 
     @property
@@ -144,7 +144,7 @@ class Core:
             pass
         flight = self._flights.popleft()
         output = self._land(flight, tile)
-        ended = self.scheduler.take_ended()
+        ended = self.scheduler.roster.take_ended()
         self._tile_from = tile.end
         self._report(flight.plan, output, tile, ended)
 
@@ -211,7 +211,7 @@ class Core:
         iteration = self._iteration(plan, output, tile, ended)
         released = self._clock.now_ns()
         ends = [end_record(request, released) for request in ended]
-        self._emit.step(self.scheduler.take_deltas(), iteration, ends)
+        self._emit.step(self.scheduler.roster.take_deltas(), iteration, ends)
         self._emit_ns = self._clock.now_ns() - tile.end
 
     def _iteration(
@@ -229,8 +229,8 @@ class Core:
             gap_ns=tile.gap_ns,
             device_ns=output.device_ns,
             emit_ns=self._emit_ns,
-            running=len(scheduler.running),
-            waiting=len(scheduler.waiting),
+            running=len(scheduler.roster.running),
+            waiting=len(scheduler.roster.waiting),
             admission_stop=plan.admission_stop,
             admission_blocker=plan.admission_blocker,
             token_budget=plan.token_budget,
@@ -242,7 +242,7 @@ class Core:
             graph=output.graph,
             kv_blocks_used=pool.used,
             kv_blocks_cached=pool.cached,
-            kv_tokens=scheduler.kv_tokens - pool.shared * pool.block_tokens,
+            kv_tokens=scheduler.roster.kv_tokens - pool.shared * pool.block_tokens,
             kv_blocks_peak=plan.kv_blocks_peak,
             allocation_failures=plan.allocation_failures,
             lost_before=self._emit.lost,

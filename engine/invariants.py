@@ -10,17 +10,17 @@ from engine.scheduler import Scheduler
 
 def check(scheduler: Scheduler) -> None:
     """Raise AssertionError for the first law that is broken."""
-    waiting = scheduler.waiting.requests()
-    running = scheduler.running
-    assert len(waiting) == len(scheduler.waiting)
+    waiting = scheduler.roster.waiting.requests()
+    running = scheduler.roster.running
+    assert len(waiting) == len(scheduler.roster.waiting)
     assert all(request.state == "running" for request in running)
     assert all(request.state in ("waiting", "preempted") for request in waiting)
     assert all(not request.blocks for request in waiting)
     assert len(running) <= scheduler.config.max_num_seqs
-    assert scheduler.kv_tokens == sum(request.computed for request in running)
-    late = sum(1 for request in scheduler.requests.values() if request.state == "finished")
-    assert len(scheduler.requests) == len(running) + len(waiting) + late
-    for request in scheduler.requests.values():
+    assert scheduler.roster.kv_tokens == sum(request.computed for request in running)
+    late = sum(1 for request in scheduler.roster.requests.values() if request.state == "finished")
+    assert len(scheduler.roster.requests) == len(running) + len(waiting) + late
+    for request in scheduler.roster.requests.values():
         check_request(request)
     for request in running:
         assert scheduler.pool.blocks_for(request.computed) <= len(request.blocks)

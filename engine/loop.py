@@ -184,7 +184,7 @@ class Loop:
 
     def _leave(self) -> None:
         """End what still lives, on record, and let the last news go out."""
-        for number in list(self._core.scheduler.requests):
+        for number in list(self._core.scheduler.roster.requests):
             self._core.abort(Abort(request=number, finish="cancelled", cancel_cause="shutdown"))
         if self._core.has_work:
             self._core.step()

@@ -1,9 +1,9 @@
 """The scheduler: at every step it decides anew who computes how many tokens, and says why not.
 
-Owns the sequences, the running list, the waiting line and, through the pool, the KV blocks; it is
-their one writer. core calls add, abort, plan, commit and roll_back. There are no phases: chunked
-prefill, decode, resumption and prefix hits are all "known - computed - in flight, as far as budget
-and blocks go". Never touches tensors or clocks, and never asks a policy for its name.
+Owns the decisions of a step; the books (who runs, waits, holds, ends) are the roster's, and only
+this module writes in them. core calls add, abort, plan, commit and roll_back. There are no phases:
+chunked prefill, decode, resumption and prefix hits are all "known - computed - in flight, as far as
+budget and blocks go". Never touches tensors or clocks, and never asks a policy for its name.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,12 +13,12 @@ from engine.batching import BATCHING
 from engine.config import EngineConfig
 from engine.draft import Draft
 from engine.kv import KVPool
-from engine.messages import Abort, Delta, Submit
+from engine.messages import Abort, Submit
 from engine.plan import Plan, StepOutput
 from engine.policies import Policy, View
 from engine.request import Request
-from engine.waiting import WaitingLine
-from telemetry.records import AdmissionStop, Finish, PreemptionCause
+from engine.roster import Roster
+from telemetry.records import AdmissionStop, PreemptionCause
 
 
 class Scheduler:
@@ -39,48 +39,39 @@ class Scheduler:
         self.config = config
         self.pool = pool
         self.policy = policy
-        self.requests: dict[int, Request] = {}
-        self.running: list[Request] = []
-        self.waiting = WaitingLine()
-        self.kv_tokens = 0
         self.steps = 0
         self.batching = BATCHING[config.batching](config)
+        self.roster = Roster(pool=pool, policy=policy, fixed=self.batching.fixed)
         self._admission = Admission(
             config=config, pool=pool, policy=policy, batching=self.batching, is_ready=is_ready
         )
-        self._held = 0
         self._eos_ids = frozenset(eos_ids)
         self._budget = config.max_num_batched_tokens
-        self._deltas: list[Delta] = []
-        self._ended: list[Request] = []
 
     # ---- arrivals and departures
 
     def add(self, submit: Submit, now_ns: int) -> Request:
         """Put a submission in line; one that can never run ends at once with an error."""
-        assert submit.request not in self.requests, f"{submit.request} is already here"
         request = Request.create(submit, now_ns, self._eos_ids)
         request.rank = self.policy.rank(request)
         request.group = self.policy.group(request)
-        self.policy.joins(request)
-        self.requests[request.number] = request
-        self.waiting.push(request)
+        self.roster.enter(request)
         if refusal := self._admission.infeasible(request):
-            self._fail(request, refusal, now_ns)
-            self._settle(request, now_ns)
+            self.roster.fail(request, refusal, now_ns)
+            self.roster.settle(request, now_ns)
         return request
 
     def abort(self, abort: Abort, now_ns: int) -> bool:
         """End a live sequence early; False when it is unknown or has ended already."""
-        request = self.requests.get(abort.request)
+        request = self.roster.requests.get(abort.request)
         if request is None or request.finish is not None:
             return False
         request.life.cancel_requested = now_ns
         request.cancel_cause = abort.cancel_cause
         request.error = abort.error
         request.undelivered = max(0, request.output_tokens - abort.delivered_tokens)
-        self._end(request, abort.finish, now_ns)
-        self._settle(request, now_ns)
+        self.roster.end(request, abort.finish, now_ns)
+        self.roster.settle(request, now_ns)
         return True
 
     # ---- planning
@@ -105,7 +96,7 @@ class Scheduler:
     def rest(self) -> Plan:
         """Return an empty plan for time in which a closed batch kept everybody waiting."""
         self.steps += 1
-        head = self.waiting.head()
+        head = self.roster.waiting.head()
         plan = Plan(step=self.steps, token_budget=self._budget, kv_blocks_peak=self.pool.used)
         plan.admission_stop = "batch_closed"
         plan.admission_blocker = head.number if head else None
@@ -113,9 +104,9 @@ class Scheduler:
 
     def opens_in_ns(self, now_ns: int) -> int:
         """Return how long nothing can be done but wait for a batch to form."""
-        if self.running or not self.waiting:
+        if self.roster.running or not self.roster.waiting:
             return 0
-        waiting = len(self.waiting)
+        waiting = len(self.roster.waiting)
         return self.batching.opens_in_ns(running=0, waiting=waiting, now_ns=now_ns) or 0
 
     def _open(self, now_ns: int) -> Draft:
@@ -125,12 +116,12 @@ class Scheduler:
         share = self.policy.prefill_budget(self._view(now_ns, self._budget))
         draft = Draft(
             plan,
-            left=self._budget - self._held,
+            left=self._budget - self.roster.held,
             prefill_left=self._budget if share is None else share,
             chunk_max=self.config.long_prefill_tokens or self._budget,
         )
-        if self._held:
-            for request in self.running:
+        if self.roster.held:
+            for request in self.roster.running:
                 if request.finish is not None:
                     draft.idle(request)
         return draft
@@ -138,21 +129,21 @@ class Scheduler:
     def _view(self, now_ns: int, tokens_left: int) -> View:
         return View(
             now_ns=now_ns,
-            running=self.running,
-            waiting=len(self.waiting),
+            running=self.roster.running,
+            waiting=len(self.roster.waiting),
             tokens_left=tokens_left,
         )
 
     def _make_room(self, draft: Draft, now_ns: int) -> None:
         """Let the policy preempt for the first in line when a slot or blocks lack."""
         for _ in range(self.config.policy_preemptions_max):
-            candidate = self.waiting.head()
+            candidate = self.roster.waiting.head()
             if candidate is None:
                 return
             view = self._view(now_ns, draft.left)
             if self._admission.first_refusal(draft, candidate, view) not in ("seqs", "kv"):
                 return
-            victim = self.policy.preempts(candidate, self.running)
+            victim = self.policy.preempts(candidate, self.roster.running)
             if victim is None:
                 return
             self._preempt(draft.plan, victim, "policy", beneficiary=candidate)
@@ -161,7 +152,7 @@ class Scheduler:
         """Give running sequences their tokens in the policy's order."""
         block_tokens, left = self.pool.block_tokens, draft.left
         rows, starts, counts = draft.rows, draft.plan.start_positions, draft.plan.token_counts
-        order = self.policy.running_order(self.running)
+        order = self.policy.running_order(self.roster.running)
         for index, request in enumerate(order):
             start = request.planned
             pending = min(request.known, request.computed_max) - start
@@ -209,7 +200,7 @@ class Scheduler:
         refused: list[tuple[Request, AdmissionStop]] = []
         passed = 0
         while True:
-            request = self.waiting.head(
+            request = self.roster.waiting.head(
                 self.policy.group_rank, skip={other.group for other, _ in refused}
             )
             stop = self._admission.first_refusal(draft, request, self._view(now_ns, draft.left))
@@ -232,25 +223,12 @@ class Scheduler:
 
     def _admit(self, draft: Draft, request: Request, now_ns: int) -> None:
         """Make a waiting sequence run: reserve all its blocks and place its first tokens."""
-        self.waiting.pop(request)
         hits = self._admission.hits(request)
         self.pool.share(hits)
         needed = self.pool.blocks_for(self.batching.reserves(request)) - len(hits)
         blocks = self.pool.allocate(needed)
         assert blocks is not None, "the kv check promised these blocks"
-        request.move("running")
-        request.blocks = hits + blocks
-        request.named = len(hits)
-        cached = len(hits) * self.pool.block_tokens
-        request.computed = request.planned = cached
-        request.highest = max(request.highest, cached)
-        self.kv_tokens += cached
-        request.counts.cached += cached
-        if request.life.admitted is None:
-            request.counts.cached_first = cached
-            request.life.admitted = now_ns
-            request.life.first_scheduled = now_ns
-        self.running.append(request)
+        cached = self.roster.start(request, hits, blocks, now_ns)
         draft.plan.admitted.append(request.number)
         draft.plan.admitted_cached_tokens.append(cached)
         count = draft.share(request.pending)
@@ -266,19 +244,13 @@ class Scheduler:
         plan.preempted_blocks.append(len(victim.blocks))
         plan.preempted_lost_tokens.append(victim.computed)
         plan.preempted_beneficiaries.append(beneficiary.number)
-        victim.move("preempted")
-        victim.counts.preemptions += 1
-        victim.counts.lost += victim.computed
-        victim.epoch += 1
-        self._release(victim)
-        victim.computed = victim.planned = 0
-        self.waiting.push(victim)
+        self.roster.stop(victim)
 
     # ---- taking results in
 
     def commit(self, plan: Plan, output: StepOutput, now_ns: int) -> None:
         """Advance every row, keep its token, and end what is done."""
-        requests, errors = self.requests, output.errors
+        requests, errors = self.roster.requests, output.errors
         caching, block_tokens = self.config.enable_prefix_caching, self.pool.block_tokens
         sampled = iter(output.tokens)
         for number, epoch, count, samples in zip(
@@ -289,120 +261,24 @@ class Scheduler:
             # A row of a sequence that was preempted or ended since does not count as computed.
             if request.epoch == epoch and request.planned > request.computed:
                 request.computed += count
-                self.kv_tokens += count
+                self.roster.kv_tokens += count
                 if request.computed > request.highest:
-                    self._rise(request, now_ns)
+                    self.roster.rise(request, now_ns)
                 if caching and request.computed >= (request.named + 1) * block_tokens:
-                    self._name_blocks(request)
+                    self.roster.name_blocks(request)
             token = next(sampled) if samples else None
             if errors and number in errors:
-                self._fail(request, errors[number], now_ns)
+                self.roster.fail(request, errors[number], now_ns)
             elif token is not None and request.finish is None:
-                self._append(request, token, now_ns)
+                self.roster.append(request, token, now_ns)
             if request.finish is not None:
-                self._settle(request, now_ns)
+                self.roster.settle(request, now_ns)
         self.policy.charge(plan, output)
 
     def roll_back(self, plan: Plan, error: str, now_ns: int) -> None:
         """End every sequence of a step that failed; the service goes on."""
         for number in plan.requests:
-            request = self.requests[number]
+            request = self.roster.requests[number]
             request.flights -= 1
-            self._fail(request, error, now_ns)
-            self._settle(request, now_ns)
-
-    def take_deltas(self) -> list[Delta]:
-        """Return what clients gained since the last call."""
-        deltas, self._deltas = self._deltas, []
-        return deltas
-
-    def take_ended(self) -> list[Request]:
-        """Return those that ended, with no step in flight any more, since the last call."""
-        ended, self._ended = self._ended, []
-        return ended
-
-    def _rise(self, request: Request, now_ns: int) -> None:
-        """Note positions computed for the first time, and the end of the prompt among them."""
-        request.highest = request.computed
-        if request.computed >= request.prompt_tokens and request.life.prefill_finished is None:
-            request.life.prefill_finished = now_ns
-
-    def _name_blocks(self, request: Request) -> None:
-        """Let others find the blocks that are full now: their keys and values are written."""
-        full = request.computed // self.pool.block_tokens
-        digests = request.digests_of(full, self.pool.block_tokens)
-        for index in range(request.named, full):
-            self.pool.name(request.blocks[index], digests[index])
-        request.named = full
-
-    def _append(self, request: Request, token: int, now_ns: int) -> None:
-        """Keep a sampled token; end its sequence where the token or its number says so."""
-        request.tokens.append(token)
-        if request.life.first_token is None:
-            request.life.first_token = now_ns
-        self._deltas.append(Delta(request.number, [token]))
-        if token in request.stop_ids:
-            self._end(request, "stop", now_ns)
-        elif len(request.tokens) > request.computed_max:
-            self._end(request, "length", now_ns)
-
-    def _fail(self, request: Request, error: str, now_ns: int) -> None:
-        """End one sequence with an error, once."""
-        if request.finish is None:
-            request.error = error
-            self._end(request, "error", now_ns)
-
-    def _end(self, request: Request, finish: Finish, now_ns: int) -> None:
-        """Decide a sequence's finish in any state. In a fixed batch its row stays till the end.
-
-        Tokens in flight never count as computed: their rows come back late.
-        """
-        request.finish = finish
-        request.known = len(request.tokens)
-        request.life.decided = now_ns
-        if request.state != "running":
-            self.waiting.abandon()
-            self._free(request, now_ns)
-        elif self.batching.fixed:
-            request.counts.dropped += request.in_flight
-            request.planned = request.computed
-            self._held += 1
-        else:
-            self._release(request)
-            self._free(request, now_ns)
-
-    def _free(self, request: Request, now_ns: int) -> None:
-        """Finish a decided sequence that holds nothing any more, and tell its client."""
-        request.move("finished")
-        self.policy.leaves(request)
-        request.life.freed = now_ns
-        self._deltas.append(Delta(request.number, [], request.finish, request.error))
-
-    def _settle(self, request: Request, now_ns: int) -> None:
-        """Hand an ended sequence over once nothing of it is in flight.
-
-        A fixed batch leaves whole, when the last of its rows is decided; blocks may serve the next
-        launch at once, since the device runs launches in order.
-        """
-        if self._held and self._held == len(self.running):
-            for other in list(self.running):
-                self._release(other)
-                self._free(other, now_ns)
-                self._retire(other)
-            self._held = 0
-        self._retire(request)
-
-    def _release(self, request: Request) -> None:
-        """Leave the running list and give all blocks back."""
-        self.running.remove(request)
-        self.pool.release(request.blocks)
-        self.kv_tokens -= request.computed
-        request.counts.dropped += request.in_flight
-        request.planned = request.computed
-        request.blocks = []
-
-    def _retire(self, request: Request) -> None:
-        """Forget a finished sequence whose last row has come back."""
-        if request.state == "finished" and not request.flights and request.number in self.requests:
-            del self.requests[request.number]
-            self._ended.append(request)
+            self.roster.fail(request, error, now_ns)
+            self.roster.settle(request, now_ns)

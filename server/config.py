@@ -45,6 +45,9 @@ class ServerConfig:
     log_level: str = setting("least severe log line to print", "info", LOG_LEVELS)
     body_bytes_max: int = setting("most bytes of a request body", 8 * 2**20)
     sequences_max: int = setting("most sequences (prompts x n) of one HTTP request", 512)
+    max_queue_requests: int = setting("most sequences waiting beyond the free slots", 1024)
+    max_queue_tokens: int = setting("most prompt tokens waiting", 4 * 2**20)
+    queue_deadline_s: float | None = setting("seconds a request may wait to be admitted", None)
     client_stall_s: float = setting("seconds a client may read nothing before it is cut", 30.0)
     engine_stall_s: float = setting("seconds without a step, with work, until health fails", 30.0)
     drain_s: float = setting("seconds running requests get to finish at shutdown", 10.0)
@@ -124,12 +127,15 @@ def check(config: ServerConfig) -> None:
         ("port", 0, 65535),
         ("body_bytes_max", 1024, 2**31),
         ("sequences_max", 1, 100_000),
+        ("max_queue_requests", 0, 1_000_000),
+        ("max_queue_tokens", 1, 2**40),
+        ("queue_deadline_s", 0.01, 86_400),
         ("client_stall_s", 0.1, 86_400),
         ("engine_stall_s", 0.1, 86_400),
         ("drain_s", 0, 86_400),
     ):
         value = getattr(config, name)
-        if not low <= value <= high:
+        if value is not None and not low <= value <= high:
             raise ConfigError(f"{flag_name(name)} must lie within {low} and {high}, not {value}")
     if config.log_level not in LOG_LEVELS:
         raise ConfigError(f"--log-level must be one of {', '.join(LOG_LEVELS)}")

@@ -31,6 +31,7 @@ from engine.spec import ModelSpec
 from server.clock import Clock
 from server.engine_process import EngineProcess
 from server.publication import Publication
+from server.queue import Queue
 from server.sequence import Sequence, Submission, lost_end, refusal
 from telemetry.bus import Bus
 from telemetry.records import (
@@ -67,12 +68,21 @@ class EngineClient:
     """One engine at a time, in its own process; generations follow one another."""
 
     def __init__(
-        self, *, config: EngineConfig, identity: Identity, bus: Bus, clock: Clock, spec: ModelSpec
+        self,
+        *,
+        config: EngineConfig,
+        identity: Identity,
+        bus: Bus,
+        clock: Clock,
+        spec: ModelSpec,
+        queue: Queue,
     ) -> None:
         self.state: State = "loading"
         self.progress: Progress | None = None
         self.run: Run | None = None
         self.spec = spec
+        self.queue = queue
+        self._running = 0
         self.failure: str | None = None
         self.last_step_at_ns = 0
         self._config = config
@@ -182,8 +192,16 @@ class EngineClient:
         for start in started.values():
             self._publish(lost_end(start, self._live.get(start.request), error, now), None)
         self._live.clear()
+        self.queue.clear()
+        self._running = 0
 
     # ---- requests
+
+    def check_queue(self, *, sequences: int, tokens: int) -> None:
+        """Raise QueueFull unless so many sequences with so many prompt tokens may join."""
+        slots = self.run.seqs_max - self._running if self.run else 0
+        now = self._clock.now_ns()
+        self.queue.check(sequences=sequences, tokens=tokens, slots_free=slots, now_ns=now)
 
     def submit(self, submission: Submission) -> Sequence:
         """Hand a sequence to the engine; EngineDown when there is none to take it."""
@@ -195,6 +213,7 @@ class EngineClient:
         self._next_request += 1
         sequence = Sequence(number, submission)
         self._live[number] = sequence
+        self.queue.joined(number, len(submission.prompt))
         self._command(
             Submit(
                 request=number,
@@ -301,8 +320,12 @@ class EngineClient:
     def _publish(self, record: Record, payload: bytes | None) -> None:
         if isinstance(record, Iteration):
             self.last_step_at_ns = record.end_at_ns
+            self._running = record.running
+            for request in record.admitted:
+                self.queue.left(request, record.end_at_ns)
         elif isinstance(record, RequestEnd):
             self._live.pop(record.request, None)
+            self.queue.left(record.request, record.released_at_ns)
         self._bus.publish(record, payload)
 
     def _fault(self, error: str) -> None:

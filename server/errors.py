@@ -69,3 +69,15 @@ def engine_down(message: str, *, retry_after_s: int) -> ApiError:
     """Return a 503 that says when a retry may succeed."""
     headers = {"Retry-After": str(retry_after_s)}
     return ApiError(503, message, code="engine_unavailable", headers=headers)
+
+
+def overloaded(message: str, *, retry_after_s: int) -> ApiError:
+    """Return a 429 that says when the queue should have drained."""
+    headers = {"Retry-After": str(retry_after_s)}
+    return ApiError(429, message, code="queue_full", headers=headers)
+
+
+def overdue(message: str, *, retry_after_s: int) -> ApiError:
+    """Return a 503 for a request that waited longer than the operator lets anybody wait."""
+    headers = {"Retry-After": str(retry_after_s)}
+    return ApiError(503, message, code="queue_deadline", headers=headers)

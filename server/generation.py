@@ -18,7 +18,7 @@ from server.answers import Style, Usage
 from server.choice import Choice
 from server.clock import Clock
 from server.engine_client import EngineClient
-from server.errors import ApiError
+from server.errors import ApiError, overdue
 from server.log import facts
 from server.sequence import Submission
 from server.tokenizer import Tokenizer
@@ -51,8 +51,9 @@ class Job:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
-    """What every generation needs of the server."""
+    """What every generation needs of the server; queue_deadline_s None lets requests wait."""
 
+    queue_deadline_s: float | None
     engine: EngineClient
     tokenizer: Tokenizer
     bus: Bus
@@ -86,8 +87,14 @@ class Generation:
         return self.job.style.id
 
     def submit(self) -> None:
-        """Hand every sequence to the engine; raises EngineDown, and then none was taken."""
+        """Hand every sequence to the engine, all or none.
+
+        Raises EngineDown, or QueueFull when they are too many for the queue.
+        """
         job = self.job
+        self._parts.engine.check_queue(
+            sequences=len(job.prompts) * job.n, tokens=sum(map(len, job.prompts)) * job.n
+        )
         self._submitted_at_ns = self._parts.clock.now_ns()
         silent = frozenset(job.sampling.stop_token_ids)
         if not job.sampling.ignore_eos:
@@ -233,12 +240,23 @@ class Generations:
         self._idle.set()
 
     def start(self, job: Job) -> Generation:
-        """Submit a job; raises EngineDown. The caller must see to `finish`."""
+        """Submit a job; raises EngineDown or QueueFull. The caller must see to `finish`."""
         generation = Generation(self.parts, job)
         generation.submit()
         self._live[generation.id] = generation
         self._idle.clear()
+        if self.parts.queue_deadline_s is not None:
+            loop = asyncio.get_running_loop()
+            loop.call_later(self.parts.queue_deadline_s, self._expire, generation)
         return generation
+
+    def _expire(self, generation: Generation) -> None:
+        """Cancel a request of which a sequence still waits for its admission."""
+        queue = self.parts.engine.queue
+        if any(queue.holds(choice.sequence.request) for choice in generation.choices):
+            retry_after_s = queue.retry_after_s(self.parts.clock.now_ns())
+            message = f"it waited {self.parts.queue_deadline_s:g} s to be admitted"
+            generation.cancel("deadline", overdue(message, retry_after_s=retry_after_s))
 
     def finish(self, generation: Generation) -> None:
         """Close a generation and forget it; harmless a second time."""

@@ -32,6 +32,7 @@ from server.engine_client import EngineClient, EngineFailed, Identity
 from server.errors import engine_down
 from server.generation import Generations, Parts
 from server.log import facts
+from server.queue import Queue
 from server.tokenizer import Tokenizer, build_tokenizer
 from telemetry.bus import Bus
 from telemetry.history import History
@@ -126,10 +127,12 @@ def build_context(config: ServerConfig, model: Model) -> Context:
         bus=bus,
         clock=clock,
         spec=model.spec,
+        queue=Queue(requests_max=config.max_queue_requests, tokens_max=config.max_queue_tokens),
     )
     template, template_fault = _template(model.metadata)
     history = History(bus=bus, config=config.telemetry)
     parts = Parts(
+        queue_deadline_s=config.queue_deadline_s,
         engine=engine,
         tokenizer=model.tokenizer,
         bus=bus,

@@ -21,8 +21,9 @@ from server.answers import Endpoint, Style
 from server.chat_template import no_template
 from server.context import Context, context_of
 from server.engine_client import EngineDown
-from server.errors import ApiError, engine_down, invalid
+from server.errors import ApiError, engine_down, invalid, overloaded
 from server.generation import Job
+from server.queue import QueueFull
 from server.schemas import (
     ChatMessage,
     ChatRequest,
@@ -260,6 +261,10 @@ def _generate(
     except EngineDown:
         error = engine_down("the engine is down", retry_after_s=2)
         raise arrival.refused("engine_down", error) from None
+    except QueueFull as full:
+        text = "too many requests wait" if full.reason == "queue_full" else "too many tokens wait"
+        error = overloaded(text, retry_after_s=full.retry_after_s)
+        raise arrival.refused(full.reason, error) from None
     return GenerationResponse(
         context.generations,
         generation,

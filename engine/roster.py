@@ -1,0 +1,159 @@
+"""The roster: every live sequence, who runs, who waits, what each holds, and how each one ends.
+
+Owns the running list, the waiting line and the blocks that sequences hold; engine/scheduler.py is
+the one caller and decides, this module keeps the books: whatever ends a sequence, in any state, its
+blocks go back once, its client is told once, and it is handed over once nothing of it is in flight.
+"""
+
+from engine.kv import KVPool
+from engine.messages import Delta
+from engine.policies import Policy
+from engine.request import Request
+from engine.waiting import WaitingLine
+from telemetry.records import Finish
+
+
+class Roster:
+    """Sequences by number. With `fixed`, rows that ended stay until the whole batch leaves."""
+
+    def __init__(self, *, pool: KVPool, policy: Policy, fixed: bool) -> None:
+        self.requests: dict[int, Request] = {}
+        self.running: list[Request] = []
+        self.waiting = WaitingLine()
+        self.kv_tokens = 0
+        self.held = 0
+        self._pool = pool
+        self._policy = policy
+        self._fixed = fixed
+        self._deltas: list[Delta] = []
+        self._ended: list[Request] = []
+
+    def enter(self, request: Request) -> None:
+        """Put a new sequence in line."""
+        assert request.number not in self.requests, f"{request.number} is already here"
+        self._policy.joins(request)
+        self.requests[request.number] = request
+        self.waiting.push(request)
+
+    def start(self, request: Request, hits: list[int], blocks: list[int], now_ns: int) -> int:
+        """Make the first in line run with these shared and own blocks; return its cached tokens."""
+        self.waiting.pop(request)
+        request.move("running")
+        request.blocks = hits + blocks
+        request.named = len(hits)
+        cached = len(hits) * self._pool.block_tokens
+        request.computed = request.planned = cached
+        request.highest = max(request.highest, cached)
+        self.kv_tokens += cached
+        request.counts.cached += cached
+        if request.life.admitted is None:
+            request.counts.cached_first = cached
+            request.life.admitted = request.life.first_scheduled = now_ns
+        self.running.append(request)
+        return cached
+
+    def stop(self, request: Request) -> None:
+        """Preempt: take a running sequence's blocks and computed tokens, put it back in line."""
+        request.move("preempted")
+        request.counts.preemptions += 1
+        request.counts.lost += request.computed
+        request.epoch += 1
+        self._release(request)
+        request.computed = request.planned = 0
+        self.waiting.push(request)
+
+    def take_deltas(self) -> list[Delta]:
+        """Return what clients gained since the last call."""
+        deltas, self._deltas = self._deltas, []
+        return deltas
+
+    def take_ended(self) -> list[Request]:
+        """Return those that ended, with no step in flight any more, since the last call."""
+        ended, self._ended = self._ended, []
+        return ended
+
+    def rise(self, request: Request, now_ns: int) -> None:
+        """Note positions computed for the first time, and the end of the prompt among them."""
+        request.highest = request.computed
+        if request.computed >= request.prompt_tokens and request.life.prefill_finished is None:
+            request.life.prefill_finished = now_ns
+
+    def name_blocks(self, request: Request) -> None:
+        """Let others find the blocks that are full now: their keys and values are written."""
+        full = request.computed // self._pool.block_tokens
+        digests = request.digests_of(full, self._pool.block_tokens)
+        for index in range(request.named, full):
+            self._pool.name(request.blocks[index], digests[index])
+        request.named = full
+
+    def append(self, request: Request, token: int, now_ns: int) -> None:
+        """Keep a sampled token; end its sequence where the token or its number says so."""
+        request.tokens.append(token)
+        if request.life.first_token is None:
+            request.life.first_token = now_ns
+        self._deltas.append(Delta(request.number, [token]))
+        if token in request.stop_ids:
+            self.end(request, "stop", now_ns)
+        elif len(request.tokens) > request.computed_max:
+            self.end(request, "length", now_ns)
+
+    def fail(self, request: Request, error: str, now_ns: int) -> None:
+        """End one sequence with an error, once."""
+        if request.finish is None:
+            request.error = error
+            self.end(request, "error", now_ns)
+
+    def end(self, request: Request, finish: Finish, now_ns: int) -> None:
+        """Decide a sequence's finish in any state. In a fixed batch its row stays till the end.
+
+        Tokens in flight never count as computed: their rows come back late.
+        """
+        request.finish = finish
+        request.known = len(request.tokens)
+        request.life.decided = now_ns
+        if request.state != "running":
+            self.waiting.abandon()
+            self._free(request, now_ns)
+        elif self._fixed:
+            request.counts.dropped += request.in_flight
+            request.planned = request.computed
+            self.held += 1
+        else:
+            self._release(request)
+            self._free(request, now_ns)
+
+    def _free(self, request: Request, now_ns: int) -> None:
+        """Finish a decided sequence that holds nothing any more, and tell its client."""
+        request.move("finished")
+        self._policy.leaves(request)
+        request.life.freed = now_ns
+        self._deltas.append(Delta(request.number, [], request.finish, request.error))
+
+    def settle(self, request: Request, now_ns: int) -> None:
+        """Hand an ended sequence over once nothing of it is in flight.
+
+        A fixed batch leaves whole, when the last of its rows is decided; blocks may serve the next
+        launch at once, since the device runs launches in order.
+        """
+        if self.held and self.held == len(self.running):
+            for other in list(self.running):
+                self._release(other)
+                self._free(other, now_ns)
+                self._retire(other)
+            self.held = 0
+        self._retire(request)
+
+    def _release(self, request: Request) -> None:
+        """Leave the running list and give all blocks back."""
+        self.running.remove(request)
+        self._pool.release(request.blocks)
+        self.kv_tokens -= request.computed
+        request.counts.dropped += request.in_flight
+        request.planned = request.computed
+        request.blocks = []
+
+    def _retire(self, request: Request) -> None:
+        """Forget a finished sequence whose last row has come back."""
+        if request.state == "finished" and not request.flights and request.number in self.requests:
+            del self.requests[request.number]
+            self._ended.append(request)
