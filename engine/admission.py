@@ -60,7 +60,7 @@ class Admission:
         pending = request.pending - len(self.hits(request)) * self._pool.block_tokens
         if stop := self._over_budget(draft, pending):
             return stop
-        if self._is_ready and not self._is_ready(request):
+        if self._waits_for_leader(request) or (self._is_ready and not self._is_ready(request)):
             return "dependency"
         refusal = self._policy.refuse(request, view)
         if refusal == "slo" or (not self._batching.fixed and draft.share(pending) <= 0):
@@ -68,6 +68,18 @@ class Admission:
         if "kv" in draft.plan.preempted_causes or not self._fits(request, view):
             return "kv"
         return refusal
+
+    def _waits_for_leader(self, request: Request) -> bool:
+        """Whether a sibling is computing the prompt whose blocks this one can share in a moment.
+
+        One that does not run is not waited for: it may be preempted for long, or gone.
+        """
+        leader = request.leader
+        if leader is None or not self._config.enable_prefix_caching:
+            return False
+        shareable = (request.prompt_tokens - 1) // self._pool.block_tokens
+        shared = shareable * self._pool.block_tokens
+        return leader.state == "running" and leader.computed < shared
 
     def _is_closed(self, draft: Draft, view: View) -> bool:
         """Whether the batch takes nobody now; one that is forming stays open for its plan."""

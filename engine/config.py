@@ -42,7 +42,7 @@ class EngineConfig:
     static_max_tokens: int = setting("max_tokens of requests without one, in fixed batches", 256)
     loop_depth: int = setting("steps in flight; 2 plans the next before this one is done", 1)
     scheduling_policy: str = setting("who goes first", "decode_first", POLICY_NAMES)
-    enable_prefix_caching: bool = setting("reuse KV blocks of equal prompt beginnings", False)
+    enable_prefix_caching: bool = setting("reuse KV blocks of equal prompt beginnings", True)
     enable_chunked_prefill: bool = setting("let a prompt span several steps", True)
     long_prefill_tokens: int | None = setting("most prompt tokens of one request a step", None)
     partial_prefills_max: int | None = setting("most prompts computed in part at a time", None)

@@ -125,12 +125,17 @@ class KVPool:
             self._digests[block] = digest
             self._by_digest[digest] = block
 
+    def forget(self, blocks: Sequence[int]) -> None:
+        """Let nobody find these held blocks any more: what they hold is not to be trusted."""
+        for block in blocks:
+            digest = self._digests[block]
+            if digest is not None:
+                del self._by_digest[digest]
+                self._digests[block] = None
+
     def _evict(self) -> int:
         block, _ = self._idle.popitem(last=False)
-        digest = self._digests[block]
-        assert digest is not None
-        del self._by_digest[digest]
-        self._digests[block] = None
+        self.forget([block])
         return block
 
     def check(self, tables: list[list[int]]) -> None:

@@ -7,7 +7,7 @@ server is gone: a sentinel file descriptor tells.
 """
 
 from threading import Event
-from time import monotonic_ns
+from time import monotonic_ns, sleep
 
 import msgspec
 import zmq
@@ -18,6 +18,7 @@ from telemetry.records import Fault, Iteration, RequestEnd, RequestStart, StepMo
 
 RETRY_MS = 20
 IDLE_MS = 1000
+LEAVE_NS = 1_000_000_000
 
 
 class MonotonicClock:
@@ -183,9 +184,13 @@ class Loop:
                     self._stop.set()
 
     def _leave(self) -> None:
-        """End what still lives, on record, and let the last news go out."""
+        """End what still lives, on record, and let the last news go out, a second at most."""
         for number in list(self._core.scheduler.roster.requests):
             self._core.abort(Abort(request=number, finish="cancelled", cancel_cause="shutdown"))
         if self._core.has_work:
             self._core.step()
+        deadline_ns = monotonic_ns() + LEAVE_NS
         self._outbox.flush()
+        while self._outbox.unsent and monotonic_ns() < deadline_ns:
+            sleep(RETRY_MS / 1000)
+            self._outbox.flush()

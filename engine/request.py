@@ -65,7 +65,8 @@ class Request:
     `highest` is the most ever computed: positions below it are recompute. `flights` counts
     uncommitted rows, those of lost epochs included; `stop_ids` end it when sampled; `arrival`
     orders it among all others. `digests` names the content of its full blocks as far as anybody
-    asked; the first `named` blocks are in the index.
+    asked; the first `named` blocks are in the index. `leader` is the sibling that came first with
+    the same prompt and computes it for all.
     """
 
     submit: Submit
@@ -89,6 +90,7 @@ class Request:
     blocks: list[int] = field(default_factory=list)
     digests: list[bytes] = field(default_factory=list)
     named: int = 0
+    leader: "Request | None" = None
     counts: Counts = field(default_factory=Counts)
     finish: Finish | None = None
     cancel_cause: CancelCause | None = None

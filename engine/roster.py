@@ -32,8 +32,20 @@ class Roster:
         """Put a new sequence in line."""
         assert request.number not in self.requests, f"{request.number} is already here"
         self._policy.joins(request)
+        self._follow(request)
         self.requests[request.number] = request
         self.waiting.push(request)
+
+    def _follow(self, request: Request) -> None:
+        """Let a sequence of several with one prompt wait for the first of them to compute it."""
+        if request.submit.parent_id is None:
+            return
+        for other in reversed(self.requests.values()):
+            if other.submit.parent_id != request.submit.parent_id:
+                return
+            if other.submit.prompt == request.submit.prompt:
+                request.leader = other.leader or other
+                return
 
     def start(self, request: Request, hits: list[int], blocks: list[int], now_ns: int) -> int:
         """Make the first in line run with these shared and own blocks; return its cached tokens."""
@@ -98,8 +110,9 @@ class Roster:
             self.end(request, "length", now_ns)
 
     def fail(self, request: Request, error: str, now_ns: int) -> None:
-        """End one sequence with an error, once."""
+        """End one sequence with an error, once; nobody may reuse what it computed."""
         if request.finish is None:
+            self._pool.forget(request.blocks)
             request.error = error
             self.end(request, "error", now_ns)
 

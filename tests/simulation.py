@@ -170,6 +170,7 @@ class Simulation:
             "dtype": "f32",
             "device": "cpu",
             "scheduling_policy": "decode_first",
+            "enable_prefix_caching": False,
         }
         self.config = EngineConfig(**(defaults | settings))  # type: ignore[arg-type]
         assert self.config.kv_blocks is not None

@@ -64,6 +64,7 @@ def engine(model: Path, **settings: object) -> tuple[Core, Recorder]:
         max_model_len=256,
         dtype="f32",
         engine_threads=1,
+        enable_prefix_caching=False,
         window_ms=1,
     )
     recorder = Recorder()

@@ -312,6 +312,17 @@ def prefix_twins() -> Simulation:
     return simulation
 
 
+def siblings() -> Simulation:
+    """Three choices of one prompt: the first computes it, the others share its blocks."""
+    simulation = Simulation(
+        enable_prefix_caching=True, kv_blocks=12, max_num_batched_tokens=24, max_num_seqs=4
+    )
+    for name in "ABC":
+        simulation.add(name, 40, 3, shared=40, parent_id="together")
+    simulation.drain()
+    return simulation
+
+
 def prefix_after_preemption() -> Simulation:
     """B's full blocks survived its preemption: it computes again only what was lost."""
     simulation = Simulation(enable_prefix_caching=True, kv_blocks=6)
@@ -375,6 +386,7 @@ SCENARIOS: tuple[Callable[[], Simulation], ...] = (
     capped_prefill,
     prefix_hit,
     prefix_twins,
+    siblings,
     prefix_after_preemption,
     slo_long_prompt,
 )
