@@ -4,6 +4,7 @@ Owns the tests of kernels/. A scene is a set of rows with their contexts and que
 history is written through the backend itself, into blocks in no order, among stale values.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import pytest
@@ -22,6 +23,15 @@ TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 2e-2}
 
 MIXED = [(1, 1), (5, 1), (16, 1), (17, 1), (40, 1), (40, 7), (33, 33), (18, 2), (1, 1), (16, 16)]
 """(context, query) of each row: decodes on and off block borders, chunks with and without past."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    """Keep PyTorch from spinning on every core beside the tests' other processes."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ one line that names the file or the tensor.
 """
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -27,6 +27,15 @@ from tests import tiny
 from tests.steps import Hand, load
 
 PROMPT = [5, 310, 17, 17, 99, 200, 3, 41, 42, 43, 250, 7, 8, 300, 61]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    """Keep PyTorch from spinning on every core beside the tests' other processes."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 def weights_of(path: Path, dtype: str = "f32", positions: int = 8) -> DecoderWeights:
@@ -71,7 +80,8 @@ def logits_of(path: Path, tokens: list[int], dtype: str = "f32") -> torch.Tensor
 def oracle_logits(folder: Path, tokens: list[int]) -> torch.Tensor:
     """Return transformers' logits of every token of a prompt."""
     model = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    return model(torch.tensor([tokens])).logits[0].detach()
+    logits: torch.Tensor = model(torch.tensor([tokens])).logits[0]
+    return logits
 
 
 LLAMA3 = {
@@ -180,7 +190,8 @@ def demo_oracle(demo_model: Path) -> LlamaForCausalLM:
     assert (missing, unexpected) == (["lm_head.weight"], [])
     model.tie_weights()
     model.model.rotary_emb = type(model.model.rotary_emb)(config)
-    return model.eval()
+    model.eval()
+    return model
 
 
 def dequantized(spec: ModelSpec) -> dict[str, torch.Tensor]:
@@ -235,7 +246,7 @@ def test_the_demo_models_greedy_ids_are_those_of_transformers(
         eos_token_id=None,
         pad_token_id=0,
     )[0].tolist()
-    hand = Hand(load(demo_model, dtype="f32", engine_threads=2, kv_blocks=400, max_model_len=512))
+    hand = Hand(load(demo_model, dtype="f32", max_model_len=512))
     row, other = hand.add(CHAT, 32), hand.add(CHAT[::-1], 32)
     hand.finish(row, outputs=32)
     assert row.tokens == expected
@@ -262,7 +273,7 @@ def folder(tmp_path: Path) -> Path:
     return tiny.write(tmp_path / "model")
 
 
-def rewrite(folder: Path, change: Callable[[dict[str, np.ndarray]], None]) -> None:
+def rewrite(folder: Path, change: Callable[[dict[str, np.ndarray]], object]) -> None:
     """Change the tensors of a folder's one safetensors file."""
     tensors = load_file(folder / "model.safetensors")
     change(tensors)
@@ -338,7 +349,7 @@ def overflow(all: dict[str, np.ndarray]) -> None:
     ],
 )
 def test_an_incomplete_or_foreign_checkpoint_is_refused_by_tensor(
-    folder: Path, change: Callable[[dict[str, np.ndarray]], None], cause: str
+    folder: Path, change: Callable[[dict[str, np.ndarray]], object], cause: str
 ) -> None:
     rewrite(folder, change)
     message = refusal(folder)

@@ -4,6 +4,8 @@ Owns the tests of engine/sampler.py. Logits are drawn with fixed seeds; distribu
 chi-square against the exact probabilities, so that a wrong filter fails and luck does not.
 """
 
+from collections.abc import Iterator
+
 import numpy as np
 import pytest
 import torch
@@ -14,6 +16,15 @@ from engine.sampler import Drawn, Sampled, SamplingBatch, sample, sampling_batch
 
 EOS = (0, 2)
 VOCAB = 5000
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    """Keep PyTorch from spinning on every core beside the tests' other processes."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 def plan_of(params: list[SamplingParams], indices: list[int]) -> Plan:
