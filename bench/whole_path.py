@@ -242,6 +242,7 @@ def main() -> int:
     flags, more = parser.parse_known_args()
     with tempfile.TemporaryDirectory() as name:
         settings = ("--kv-blocks", flags.kv_blocks, "--max-num-batched-tokens", "256", *more)
+        settings += ("--no-enable-prefix-caching",)
         with server(Path(name), *settings) as (url, _):
             load = asyncio.run(run_load(url))
             found = asyncio.run(examine(url, load))

@@ -23,7 +23,10 @@ from bench.laws import LAWS
 from tests import tiny
 from tests.servers import WAIT_S, Server, serving, wait
 
-FLAGS = ("--kv-blocks", "48", "--max-num-batched-tokens", "64", "--max-num-seqs", "16")
+FLAGS = (
+    *("--kv-blocks", "48", "--max-num-batched-tokens", "64", "--max-num-seqs", "16"),
+    "--no-enable-prefix-caching",  # an equal text must not be won by reading the lone run's blocks
+)
 PROBE_LENGTHS = (3, 17, 60, 130)
 
 
