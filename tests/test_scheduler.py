@@ -307,6 +307,17 @@ def test_one_token_ends_in_the_prefill_step(prompt_tokens: int) -> None:
     assert simulation.scheduler.pool.used == 0
 
 
+def test_the_prompt_ends_once() -> None:
+    """Its last chunk brings the first token; later tokens do not move that instant."""
+    simulation = Simulation(max_num_batched_tokens=16)
+    simulation.add("A", 40, 5)
+    simulation.drain()
+    (end,) = simulation.emitted.ends
+    third = simulation.emitted.iterations[2]
+    assert end.prefill_finished_at_ns == end.first_token_at_ns
+    assert third.begin_at_ns < (end.first_token_at_ns or 0) <= third.end_at_ns
+
+
 def test_resolve_makes_one_effective_limit() -> None:
     config = resolve(EngineConfig(kv_blocks=10, max_model_len=8000), SPEC, FACTS)
     assert config.max_model_len == 160

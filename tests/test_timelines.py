@@ -312,6 +312,39 @@ def prefix_twins() -> Simulation:
     return simulation
 
 
+def prefix_at_border() -> Simulation:
+    """A's prompt ends with its first block: B, one step later, finds that block."""
+    simulation = Simulation(enable_prefix_caching=True, kv_blocks=12)
+    simulation.add("A", 16, 3, shared=16)
+    simulation.step(1)
+    simulation.add("B", 20, 2, shared=16)
+    simulation.drain()
+    return simulation
+
+
+def dynamic_full() -> Simulation:
+    """Two requests fill the batch: it forms at once, without waiting for the window's end."""
+    simulation = Simulation(batching="dynamic", window_ms=5, kv_blocks=16, max_num_seqs=2)
+    simulation.add("A", 8, 2)
+    assert simulation.core.opens_in_ns() == 5_000_000
+    simulation.add("B", 8, 2)
+    assert simulation.core.opens_in_ns() == 0
+    simulation.drain()
+    return simulation
+
+
+def prefix_mid_chunk() -> Simulation:
+    """B begins as A does while A is in mid-prompt: it takes the blocks written so far, no more."""
+    simulation = Simulation(
+        enable_prefix_caching=True, kv_blocks=16, max_num_batched_tokens=64, long_prefill_tokens=20
+    )
+    simulation.add("A", 70, 3, shared=64)
+    simulation.step(2)
+    simulation.add("B", 70, 3, shared=64)
+    simulation.drain()
+    return simulation
+
+
 def siblings() -> Simulation:
     """Three choices of one prompt: the first computes it, the others share its blocks."""
     simulation = Simulation(
@@ -386,6 +419,9 @@ SCENARIOS: tuple[Callable[[], Simulation], ...] = (
     capped_prefill,
     prefix_hit,
     prefix_twins,
+    prefix_at_border,
+    prefix_mid_chunk,
+    dynamic_full,
     siblings,
     prefix_after_preemption,
     slo_long_prompt,
