@@ -48,7 +48,7 @@ check: tools-check $(INSTALLED_TEST)  ## formatting, lint, types, JavaScript syn
 
 .PHONY: soak
 soak: tools-test $(INSTALLED_TEST) demo-model-tested  ## the long proofs, minutes to hours
-	@$(PY) -m pytest -m soak -rs $(ARGS)
+	@$(PY) -m pytest -m soak -rs -o faulthandler_timeout=14400 $(ARGS)
 
 .PHONY: demo-model demo-model-tested
 demo-model: $(INSTALLED)  ## fetch the demo model into the user's cache folder

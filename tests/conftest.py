@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from server.config import quiet_threads
 from server.demo import DEMO_MODEL, demo_model_path, is_intact
 
 
@@ -31,6 +32,8 @@ class SecondsPerFile:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # Before torch is loaded: threads that spin at barriers slow every server that a test starts.
+    quiet_threads()
     config.pluginmanager.register(SecondsPerFile())
 
 
