@@ -14,7 +14,7 @@ from engine.kv import KVPool
 from engine.messages import Abort, Delta, SamplingParams, Submit
 from engine.plan import Plan, StepOutput
 from engine.policies import POLICIES
-from engine.request import PLACEHOLDER
+from engine.request import PLACEHOLDER, Request
 from engine.scheduler import Scheduler
 from engine.step_model import StepTimes
 from telemetry.records import Fault, Iteration, RequestEnd, RequestStart, StepModel
@@ -160,7 +160,14 @@ class Recorder:
 class Simulation:
     """A core whose requests have one-letter names in the order of their arrival."""
 
-    def __init__(self, *, emit: Emit | None = None, depth: int = 1, **settings: object) -> None:
+    def __init__(
+        self,
+        *,
+        emit: Emit | None = None,
+        depth: int = 1,
+        is_ready: Callable[[Request], bool] | None = None,
+        **settings: object,
+    ) -> None:
         defaults: dict[str, object] = {
             "max_model_len": 128,
             "max_num_seqs": 4,
@@ -180,7 +187,9 @@ class Simulation:
         pool = KVPool(blocks=self.config.kv_blocks, block_tokens=self.config.block_size)
         self.times = StepTimes()
         policy = POLICIES[self.config.scheduling_policy](self.config, self.times)
-        self.scheduler = Scheduler(config=self.config, pool=pool, policy=policy, eos_ids=(EOS,))
+        self.scheduler = Scheduler(
+            config=self.config, pool=pool, policy=policy, eos_ids=(EOS,), is_ready=is_ready
+        )
         self.core = Core(
             scheduler=self.scheduler,
             runner=self.runner,
