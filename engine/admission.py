@@ -75,7 +75,7 @@ class Admission:
         One that does not run is not waited for: it may be preempted for long, or gone.
         """
         leader = request.leader
-        if leader is None or not self._config.enable_prefix_caching:
+        if leader is None or not self._config.enable_prefix_caching or not request.may_share:
             return False
         shareable = (request.prompt_tokens - 1) // self._pool.block_tokens
         shared = shareable * self._pool.block_tokens
@@ -108,7 +108,7 @@ class Admission:
         Of a waiting sequence every known token has been read, or is a placeholder past the last
         full block that counts.
         """
-        if not self._config.enable_prefix_caching:
+        if not self._config.enable_prefix_caching or not request.may_share:
             return []
         full = min(request.known - 1, len(request.tokens)) // self._pool.block_tokens
         return self._pool.lookup(request.digests_of(full, self._pool.block_tokens))

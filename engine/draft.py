@@ -4,7 +4,7 @@ Owns the arithmetic of budgets and the columns of the finished plan. The schedul
 step and seals it; nothing else touches it. Decides nothing: who is placed is the scheduler's.
 """
 
-from engine.plan import Plan
+from engine.plan import History, Plan
 from engine.request import Request
 
 
@@ -52,8 +52,11 @@ class Draft:
         self.plan.idle_token_ids.append(request.tokens[position])
         self.plan.idle_block_tables.append(request.blocks)
 
-    def seal(self, *, groups: bool) -> Plan:
-        """Fill the columns of the placed rows, take their tokens in flight, return the plan."""
+    def seal(self, *, groups: bool, histories: bool) -> Plan:
+        """Fill the columns of the placed rows, take their tokens in flight, return the plan.
+
+        `histories` says whether any live sequence needs its own: then the rows are looked through.
+        """
         plan, rows = self.plan, self.rows
         plan.requests = [request.number for request in rows]
         plan.epochs = [request.epoch for request in rows]
@@ -62,6 +65,17 @@ class Draft:
         plan.sampling = [request.sampling for request in rows]
         if groups:
             plan.groups = [request.group for request in rows]
+        if histories:
+            plan.histories = [
+                History(
+                    row=row,
+                    tokens=request.tokens,
+                    prompt_tokens=request.prompt_tokens,
+                    scored=request.scored,
+                )
+                for row, request in enumerate(rows)
+                if not request.is_plain
+            ]
         token_ids, decode_tokens = plan.token_ids, 0
         for request, start, count in zip(
             rows, plan.start_positions, plan.token_counts, strict=True

@@ -13,7 +13,17 @@ import msgspec
 import zmq
 
 from engine.core import Core
-from engine.messages import Abort, Command, Delta, News, Progress, Report, Shutdown, Submit
+from engine.messages import (
+    Abort,
+    Command,
+    Delta,
+    News,
+    Progress,
+    Report,
+    Shutdown,
+    Submit,
+    joined,
+)
 from telemetry.records import Fault, Iteration, RequestEnd, RequestStart, StepModel
 
 RETRY_MS = 20
@@ -117,7 +127,14 @@ class Outbox:
 def merge(earlier: Delta, later: Delta) -> Delta:
     """Return one delta that says what two of the same request said."""
     tokens = earlier.tokens + later.tokens
-    return Delta(later.request, tokens, later.finish, later.error)
+    return Delta(
+        later.request,
+        tokens,
+        later.finish,
+        later.error,
+        joined(earlier.logprobs, later.logprobs),
+        joined(earlier.prompt_logprobs, later.prompt_logprobs),
+    )
 
 
 class Loop:

@@ -15,20 +15,52 @@ Priority = Annotated[int, msgspec.Meta(ge=-(2**31), lt=2**31)]
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
-    """How the tokens of one sequence are chosen; temperature 0 is greedy.
+    """How the tokens of one sequence are chosen, and what is told of them; temperature 0 is greedy.
 
     `seed` is always set (the server draws one when the client gave none): the token at output
-    index i depends on logits, seed and i alone, never on the batch. `top_k` 0 and `top_p` 1 are
-    off.
+    index i depends on logits, seed and i alone, never on the batch. `top_k` 0, `top_p` 1, `min_p`
+    0, penalties 0 and `repetition_penalty` 1 are off. `logit_bias` holds each token once.
+    `logprobs` None is off, else how many of the most probable tokens come with each one's own;
+    `prompt_logprobs` says the same of the prompt's tokens.
     """
 
     temperature: float = 1.0
     top_k: int = 0
     top_p: float = 1.0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
     seed: int = 0
     ignore_eos: bool = False
     min_tokens: int = 0
     stop_token_ids: tuple[int, ...] = ()
+
+    @property
+    def penalizes(self) -> bool:
+        """Whether a token's logit depends on the tokens before it."""
+        penalties = (self.presence_penalty, self.frequency_penalty, self.repetition_penalty)
+        return penalties != (0.0, 0.0, 1.0)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether logits and parameters are all it takes, and the token alone is told."""
+        told = (self.logprobs, self.prompt_logprobs)
+        return told == (None, None) and not self.logit_bias and not self.penalizes
+
+
+class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
+    """A token's log-probability under the model's own logits, before any parameter changes them.
+
+    top_tokens and top_logprobs are aligned, the most probable first. All numbers are finite.
+    """
+
+    logprob: float
+    top_tokens: list[int] = []
+    top_logprobs: list[float] = []
 
 
 class Submit(msgspec.Struct, frozen=True, kw_only=True, tag="submit"):
@@ -92,12 +124,27 @@ class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
 
 
 class Delta(msgspec.Struct, frozen=True, array_like=True):
-    """Tokens a sequence gained since the last report; `finish` is set on its last one."""
+    """Tokens a sequence gained since the last report; `finish` is set on its last one.
+
+    `logprobs` are those of `tokens`, one each, None for a sequence that did not ask; those of the
+    prompt come in pieces, in order, from its second token on.
+    """
 
     request: int
     tokens: list[int]
     finish: Finish | None = None
     error: str | None = None
+    logprobs: list[TokenLogprobs] | None = None
+    prompt_logprobs: list[TokenLogprobs] | None = None
+
+
+def joined(
+    earlier: list[TokenLogprobs] | None, later: list[TokenLogprobs] | None
+) -> list[TokenLogprobs] | None:
+    """Return what two deltas of one sequence say together."""
+    if earlier is None or later is None:
+        return earlier if later is None else later
+    return earlier + later
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True, tag="report"):

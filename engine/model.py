@@ -2,7 +2,7 @@
 
 Owns the order of a forward pass; engine/runner.py calls it. Every product and every attention goes
 through the kernel seam. Knows no request and no scheduler: a step is a pack of tokens, and only
-the tokens that are to be sampled pass through the head.
+the tokens that are to be sampled or scored pass through the head.
 """
 
 import torch
@@ -22,6 +22,13 @@ class Decoder:
         """Compute the step, fill the cache; return float32 logits [S, vocabulary]."""
         if isinstance(self._backend, StepBackend):
             return self._backend.step(self._weights, batch, cache).float()
+        return self.logits(self.hidden(batch, cache), batch.sample_tokens)
+
+    def hidden(self, batch: StepBatch, cache: Cache) -> torch.Tensor:
+        """Compute the step, fill the cache; return what the head reads of each token [T, hidden].
+
+        For steps that want logits of many tokens: these need not exist all at one time.
+        """
         weights, ops, eps = self._weights, self._ops, self._weights.norm_eps
         heads = weights.shape.heads
         turned_heads = heads + weights.shape.kv_heads
@@ -38,10 +45,13 @@ class Decoder:
             normed, residual = ops.add_rms_norm(mixed, residual, layer.post_norm, eps)
             fed = ops.linear(ops.silu_multiply(ops.linear(normed, layer.gate_up)), layer.down)
             normed, residual = ops.add_rms_norm(fed, residual, self._norm_after(number), eps)
-        if not len(batch.sample_tokens):
-            return normed.new_empty((0, len(weights.embedding)), dtype=torch.float32)
-        wanted = normed.index_select(0, batch.sample_tokens)
-        return ops.linear(wanted, weights.head).float()
+        return normed
+
+    def logits(self, hidden: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+        """Return float32 logits [S, vocabulary] of S tokens of the pack."""
+        if not len(tokens):
+            return hidden.new_empty((0, len(self._weights.embedding)), dtype=torch.float32)
+        return self._ops.linear(hidden.index_select(0, tokens), self._weights.head).float()
 
     def _norm_after(self, layer: int) -> torch.Tensor:
         """Return the norm that follows a layer: the next layer's first, or the final one."""

@@ -8,8 +8,22 @@ fake. Holds no policy and no torch; a plan is never changed after `Scheduler.pla
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from engine.messages import SamplingParams
+from engine.messages import SamplingParams, TokenLogprobs
 from telemetry.records import AdmissionStop, PreemptionCause
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class History:
+    """The past of a row whose sampling needs it, or that tells more than its token.
+
+    `tokens` is the sequence's live list of prompt and sampled tokens: read it before the next plan
+    is made. `scored` prompt tokens have had their log-probabilities told; the first has none.
+    """
+
+    row: int
+    tokens: list[int]
+    prompt_tokens: int
+    scored: int = 1
 
 
 @dataclass(slots=True)
@@ -22,8 +36,9 @@ class Plan:
     output_indices[i] (0 for the first token after the prompt). block_tables are the pool's live
     lists: read them before the next plan is made. epochs count a sequence's preemptions when it
     was planned, so that a late result is recognised. groups name each row's line, for policies
-    that account by it, else empty. The idle columns are rows that a fixed batch keeps after their
-    end: one token each at its old position, computed after all others and never sampled.
+    that account by it, else empty. histories are those of rows whose sampling is not plain. The
+    idle columns are rows that a fixed batch keeps after their end: one token each at its old
+    position, computed after all others and never sampled.
     """
 
     step: int
@@ -38,6 +53,7 @@ class Plan:
     samples: list[bool] = field(default_factory=list)
     sampling: list[SamplingParams] = field(default_factory=list)
     output_indices: list[int] = field(default_factory=list)
+    histories: list[History] = field(default_factory=list)
     groups: list[str] = field(default_factory=list)
     idle_token_ids: list[int] = field(default_factory=list)
     idle_positions: list[int] = field(default_factory=list)
@@ -64,10 +80,14 @@ class StepOutput:
     """What a step brought back: one token per sampling row, in row order; times in ns.
 
     errors: what was wrong with a request's row (non-finite logits), by request; its token is void.
+    logprobs: those of the token of each request that asked; prompt_logprobs: which of its prompt's
+    tokens is the first of these, counted from 0, and those computed in this step.
     """
 
     tokens: list[int]
     device_ns: int
+    logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)
+    prompt_logprobs: dict[int, tuple[int, list[TokenLogprobs]]] = field(default_factory=dict)
     padding_tokens: int = 0
     bucket: int = 0
     graph: bool = False

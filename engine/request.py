@@ -66,7 +66,8 @@ class Request:
     uncommitted rows, those of lost epochs included; `stop_ids` end it when sampled; `arrival`
     orders it among all others. `digests` names the content of its full blocks as far as anybody
     asked; the first `named` blocks are in the index. `leader` is the sibling that came first with
-    the same prompt and computes it for all.
+    the same prompt and computes it for all. `scored` tokens of the prompt have had their
+    log-probabilities told, the first, which has none, among them.
     """
 
     submit: Submit
@@ -74,6 +75,7 @@ class Request:
     number: int
     arrival: tuple[int, int]
     sampling: SamplingParams
+    is_plain: bool = True
     stop_ids: frozenset[int] = frozenset()
     rank: tuple[int, ...] = ()
     group: str = ""
@@ -86,6 +88,7 @@ class Request:
     planned: int = 0
     flights: int = 0
     highest: int = 0
+    scored: int = 1
     epoch: int = 0
     blocks: list[int] = field(default_factory=list)
     digests: list[bytes] = field(default_factory=list)
@@ -108,12 +111,18 @@ class Request:
             number=submit.request,
             arrival=(arrived_at_ns, submit.request),
             sampling=sampling,
+            is_plain=sampling.is_plain,
             stop_ids=stop_ids if sampling.ignore_eos else stop_ids | eos_ids,
             tokens=list(submit.prompt),
             prompt_tokens=len(submit.prompt),
             computed_max=len(submit.prompt) + submit.max_tokens - 1,
             known=len(submit.prompt),
         )
+
+    @property
+    def may_share(self) -> bool:
+        """Whether it may take its prompt's blocks from others: scoring a prompt computes it all."""
+        return self.sampling.prompt_logprobs is None
 
     @property
     def placeholders(self) -> int:

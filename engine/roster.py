@@ -6,7 +6,7 @@ blocks go back once, its client is told once, and it is handed over once nothing
 """
 
 from engine.kv import KVPool
-from engine.messages import Delta
+from engine.messages import Delta, TokenLogprobs
 from engine.policies import Policy
 from engine.request import Request
 from engine.waiting import WaitingLine
@@ -22,6 +22,7 @@ class Roster:
         self.waiting = WaitingLine()
         self.kv_tokens = 0
         self.held = 0
+        self.histories = 0  # live sequences whose sampling is not plain
         self._pool = pool
         self._policy = policy
         self._fixed = fixed
@@ -34,6 +35,7 @@ class Roster:
         self._policy.joins(request)
         self._follow(request)
         self.requests[request.number] = request
+        self.histories += not request.is_plain
         self.waiting.push(request)
 
     def _follow(self, request: Request) -> None:
@@ -98,16 +100,31 @@ class Roster:
             self._pool.name(request.blocks[index], digests[index])
         request.named = full
 
-    def append(self, request: Request, token: int, now_ns: int) -> None:
+    def append(
+        self, request: Request, token: int, logprobs: TokenLogprobs | None, now_ns: int
+    ) -> None:
         """Keep a sampled token; end its sequence where the token or its number says so."""
         request.tokens.append(token)
         if request.life.first_token is None:
             request.life.first_token = now_ns
-        self._deltas.append(Delta(request.number, [token]))
+        if logprobs is None:
+            self._deltas.append(Delta(request.number, [token]))
+        else:
+            self._deltas.append(Delta(request.number, [token], logprobs=[logprobs]))
         if token in request.stop_ids:
             self.end(request, "stop", now_ns)
         elif len(request.tokens) > request.computed_max:
             self.end(request, "length", now_ns)
+
+    def score_prompts(self, found: dict[int, tuple[int, list[TokenLogprobs]]]) -> None:
+        """Tell clients what prompts' tokens were worth, each once however often it is computed."""
+        for number, (first, logprobs) in found.items():
+            request = self.requests[number]
+            fresh = logprobs[request.scored - first :]
+            assert first <= request.scored, "a prompt's tokens were computed out of order"
+            if fresh and request.finish is None:
+                request.scored += len(fresh)
+                self._deltas.append(Delta(number, [], prompt_logprobs=fresh))
 
     def fail(self, request: Request, error: str, now_ns: int) -> None:
         """End one sequence with an error, once; nobody may reuse what it computed."""
@@ -169,4 +186,5 @@ class Roster:
         """Forget a finished sequence whose last row has come back."""
         if request.state == "finished" and not request.flights and request.number in self.requests:
             del self.requests[request.number]
+            self.histories -= not request.is_plain
             self._ended.append(request)

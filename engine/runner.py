@@ -1,6 +1,7 @@
-"""Executes plans on the device: fill, forward, sample; the Runner that core drives.
+"""Executes plans on the device: fill, forward, sample, score; the Runner that core drives.
 
-Owns the loaded model, the KV cache, the packed inputs of the steps under way and the warm-up.
+Owns the loaded model, the KV cache, the packed inputs of the steps under way and the warm-up; what
+live sequences' pasts do to their logits is penalties.py's, and its one writer is here.
 engine/build.py makes one. Decides nothing about requests: what a plan says is run, in order, and
 what was wrong with a row is reported, not raised.
 """
@@ -8,16 +9,29 @@ what was wrong with a row is reported, not raised.
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from math import isfinite
 from typing import NamedTuple
 
 import torch
 
 from engine.batch import Filled, PackedBatch
 from engine.config import ConfigError, DeviceFacts, EngineConfig
-from engine.messages import SamplingParams
+from engine.logprobs import (
+    ScoredPrompts,
+    ScoredRows,
+    Scores,
+    score,
+    score_prompts,
+    scored_prompts,
+    scored_rows,
+    told_by_request,
+    told_of_prompts,
+)
+from engine.messages import SamplingParams, TokenLogprobs
 from engine.model import Decoder
+from engine.penalties import BiasBatch, Penalties, PenaltyBatch, add_biases
 from engine.plan import PendingStep, Plan, StepOutput
-from engine.sampler import SamplingBatch, sample, sampling_batch
+from engine.sampler import Sampled, SamplingBatch, sample, sampling_batch
 from engine.spec import ModelSpec
 from engine.timer import DeviceTimer, device_timer
 from engine.weights import TORCH_DTYPES, attention_shape, load_weights
@@ -43,11 +57,22 @@ def device_facts(config: EngineConfig) -> DeviceFacts:
     )
 
 
+class _Extras(NamedTuple):
+    """What the histories of a plan ask for beyond a token a row; plain steps ask for nothing."""
+
+    penalties: PenaltyBatch | None = None
+    biases: BiasBatch | None = None
+    rows: ScoredRows | None = None
+    prompts: ScoredPrompts | None = None
+
+
 class _Launched(NamedTuple):
     """A step's results on their way to the host."""
 
     tokens: torch.Tensor
     finite: torch.Tensor
+    scores: Scores | None
+    prompt_scores: Scores | None
     mark: int
     copied: "torch.cuda.Event | None"
 
@@ -87,6 +112,10 @@ class ModelRunner:
         self._batches = [_packed_batch(config) for _ in range(DEPTH)]
         self._launches = 0
         self._last = _LastTokens()
+        assert config.max_model_len is not None
+        self._penalties = Penalties(
+            vocab_size=spec.vocab_size, model_len=config.max_model_len, device=config.device
+        )
         self._timer: DeviceTimer = device_timer(config.device)
 
     @classmethod
@@ -129,16 +158,32 @@ class ModelRunner:
         self._launches += 1
         filled = batch.fill(plan, self._config.buckets)
         sampling = sampling_batch(plan, self._spec.eos_ids, self._spec.vocab_size, device)
+        extras = self._extras(plan) if plan.histories else _Extras()
         if device == "cpu":
             return _Pending(
-                lambda: self._collect(plan, filled, self._launch(plan, filled, sampling))
+                lambda: self._collect(
+                    plan, filled, extras, self._launch(plan, filled, sampling, extras)
+                )
             )
-        launched = self._launch(plan, filled, sampling)
-        return _Pending(lambda: self._collect(plan, filled, launched))
+        launched = self._launch(plan, filled, sampling, extras)
+        return _Pending(lambda: self._collect(plan, filled, extras, launched))
+
+    def _extras(self, plan: Plan) -> _Extras:
+        """Read what the plan's histories ask for while they are as the plan meant them."""
+        device = self._config.device
+        wanted = [row for row, samples in enumerate(plan.samples) if samples]
+        places = {row: place for place, row in enumerate(wanted)}
+        return _Extras(
+            penalties=self._penalties.batch(plan, places),
+            biases=self._penalties.biases(plan, places),
+            rows=scored_rows(plan, places, device),
+            prompts=scored_prompts(plan, device),
+        )
 
     def forget(self, request: int) -> None:
-        """Drop the place of a sequence's last token."""
+        """Drop the place of a sequence's last token, and its past."""
         self._last.places.pop(request, None)
+        self._penalties.forget(request)
 
     def warm_up(self, progress: Callable[[str, float], None]) -> None:
         """Run the largest prefill and each size of decode once, in block 0 alone."""
@@ -152,23 +197,56 @@ class ModelRunner:
         self._last = _LastTokens()
 
     @torch.inference_mode()
-    def _launch(self, plan: Plan, filled: Filled, sampling: SamplingBatch) -> _Launched:
-        """Forward and sample; on CUDA also start the copies to the host."""
+    def _launch(
+        self, plan: Plan, filled: Filled, sampling: SamplingBatch, extras: _Extras
+    ) -> _Launched:
+        """Forward, sample, score; on CUDA also start the copies to the host."""
         mark = self._timer.begin()
         if filled.unread:
             self._fill_unread(filled)
-        logits = self._decoder.forward(filled.step, self._cache)
-        sampled = sample(logits, sampling)
+        logits, prompt_scores = self._forward(filled, extras.prompts)
+        sampled, scores = self._sample(logits, sampling, extras)
         self._timer.end(mark)
         wanted = [number for number, one in zip(plan.requests, plan.samples, strict=True) if one]
         self._last = _LastTokens(sampled.tokens, {number: i for i, number in enumerate(wanted)})
         if self._config.device == "cpu":
-            return _Launched(sampled.tokens, sampled.finite, mark, None)
+            return _Launched(sampled.tokens, sampled.finite, scores, prompt_scores, mark, None)
         tokens = sampled.tokens.to("cpu", non_blocking=True)
         finite = sampled.finite.to("cpu", non_blocking=True)
+        scores = scores.to_host() if scores else None
+        prompt_scores = prompt_scores.to_host() if prompt_scores else None
         copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
         copied.record()
-        return _Launched(tokens, finite, mark, copied)
+        return _Launched(tokens, finite, scores, prompt_scores, mark, copied)
+
+    def _forward(
+        self, filled: Filled, prompts: ScoredPrompts | None
+    ) -> tuple[torch.Tensor, Scores | None]:
+        """Return the logits of the rows that sample, and the scores of prompts' tokens."""
+        if prompts is None:
+            return self._decoder.forward(filled.step, self._cache), None
+        hidden = self._decoder.hidden(filled.step, self._cache)
+        scores = score_prompts(
+            lambda places: self._decoder.logits(hidden, places), prompts, self._spec.vocab_size
+        )
+        return self._decoder.logits(hidden, filled.step.sample_tokens), scores
+
+    def _sample(
+        self, logits: torch.Tensor, sampling: SamplingBatch, extras: _Extras
+    ) -> tuple[Sampled, Scores | None]:
+        """Change the logits by pasts and biases, sample, note; score by the logits as they were."""
+        raw = logits.index_select(0, extras.rows.rows) if extras.rows else None
+        if extras.penalties:
+            self._penalties.apply(logits, extras.penalties)
+        if extras.biases:
+            add_biases(logits, extras.biases)
+        sampled = sample(logits, sampling)
+        if extras.penalties:
+            self._penalties.note(sampled.tokens, extras.penalties)
+        if raw is None or extras.rows is None:
+            return sampled, None
+        chosen = sampled.tokens.index_select(0, extras.rows.rows)
+        return sampled, score(raw, chosen, max(extras.rows.tops))
 
     def _fill_unread(self, filled: Filled) -> None:
         """Put the tokens of the step before, which the host has not read, into the inputs."""
@@ -180,24 +258,51 @@ class ModelRunner:
         filled.step.input_ids.index_copy_(0, indices, tokens)
 
     @torch.inference_mode()
-    def _collect(self, plan: Plan, filled: Filled, launched: _Launched) -> StepOutput:
-        """Wait for the step's tokens and report what was wrong with a row."""
+    def _collect(
+        self, plan: Plan, filled: Filled, extras: _Extras, launched: _Launched
+    ) -> StepOutput:
+        """Wait for the step's results and report what was wrong with a row."""
         if launched.copied is not None:
             launched.copied.synchronize()
-        errors: dict[int, str] = {}
+        bad: set[int] = set()
         if not bool(launched.finite.all()):
-            rows = [row for row, samples in enumerate(plan.samples) if samples]
-            for place in (~launched.finite).nonzero().flatten().tolist():
-                row = rows[place]
-                errors[plan.requests[row]] = f"its logits were not finite in step {plan.step}"
-                self._kernels.clear_blocks(self._cache, list(plan.block_tables[row]))
+            wanted = [row for row, samples in enumerate(plan.samples) if samples]
+            bad.update(wanted[at] for at in (~launched.finite).nonzero().flatten().tolist())
+        logprobs, prompt_logprobs = {}, {}
+        if extras.rows and launched.scores:
+            logprobs = told_by_request(launched.scores, extras.rows)
+        if extras.prompts and launched.prompt_scores:
+            prompt_logprobs = told_of_prompts(launched.prompt_scores, extras.prompts)
+            if not bool(launched.prompt_scores.chosen.isfinite().all()):
+                bad.update(_without_sense(plan, prompt_logprobs))
+        for row in bad:
+            self._kernels.clear_blocks(self._cache, list(plan.block_tables[row]))
         return StepOutput(
             tokens=launched.tokens.tolist(),
             device_ns=self._timer.read_ns(launched.mark),
             padding_tokens=filled.padding_tokens,
             bucket=filled.bucket,
-            errors=errors,
+            errors={
+                plan.requests[row]: f"its logits were not finite in step {plan.step}" for row in bad
+            },
+            logprobs=logprobs,
+            prompt_logprobs=prompt_logprobs,
         )
+
+
+def _without_sense(
+    plan: Plan, prompt_logprobs: dict[int, tuple[int, list[TokenLogprobs]]]
+) -> list[int]:
+    """Return the rows whose prompts have scores that are no numbers, and take these out."""
+    rows = [
+        row
+        for row, request in enumerate(plan.requests)
+        if request in prompt_logprobs
+        and not all(isfinite(one.logprob) for one in prompt_logprobs[request][1])
+    ]
+    for row in rows:
+        del prompt_logprobs[plan.requests[row]]
+    return rows
 
 
 def _allocate(config: EngineConfig, spec: ModelSpec, choice: Choice) -> Cache:

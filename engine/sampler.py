@@ -1,9 +1,9 @@
 """From logits to tokens: greedy, or one draw a row by its own parameters and its own seed.
 
-Owns the filters (temperature, top_k, top_p, min_tokens) and the random numbers. engine/runner.py
-calls it once a step. A row's token depends on its logits, its seed and its output index alone,
-never on the batch; filters keep all tokens that tie with the last one kept, so that no order of
-equal values decides.
+Owns the filters (temperature, top_k, top_p, min_p, min_tokens) and the random numbers.
+engine/runner.py calls it once a step. A row's token depends on its logits, its seed and its output
+index alone, never on the batch; filters keep all tokens that tie with the last one kept, so that
+no order of equal values decides.
 """
 
 from collections.abc import Sequence
@@ -38,6 +38,7 @@ class Drawn:
     top_k: torch.Tensor  # [D] int64, vocabulary size when off
     top_p: torch.Tensor  # [D] float64, 1 when off
     uniforms: torch.Tensor  # [D] float64 in [0, 1)
+    min_p: torch.Tensor | None = None  # [D, 1] float32, 0 when off; None when off everywhere
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,11 +85,13 @@ def _drawn(
     some = [params[row] for row in rows]
     draws = uniforms([item.seed for item in some], [indices[row] for row in rows])
     top_k = [item.top_k if 0 < item.top_k < vocab_size else vocab_size for item in some]
+    min_p = [item.min_p for item in some]
     return Drawn(
         rows=torch.tensor(rows, device=device),
         temperature=torch.tensor([item.temperature for item in some], device=device),
         top_k=torch.tensor(top_k, device=device),
         top_p=torch.tensor([item.top_p for item in some], dtype=torch.float64, device=device),
+        min_p=torch.tensor(min_p, device=device)[:, None] if any(min_p) else None,
         uniforms=torch.from_numpy(draws).to(device),
     )
 
@@ -159,6 +162,8 @@ def _draw(weights: torch.Tensor, drawn: Drawn, part: slice) -> torch.Tensor:
         some = _rows(weights, nucleus)
         total = _blocks(some).sum(-1).sum(-1, dtype=torch.float64)
         _cut(weights, nucleus, _smallest_of_top_p(some, drawn.top_p[part][nucleus] * total))
+    if drawn.min_p is not None:
+        weights.masked_fill_(weights < drawn.min_p[part], 0)
     return _found(_blocks(weights), drawn.uniforms[part]).clamp_(max=weights.shape[1] - 1)
 
 

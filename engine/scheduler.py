@@ -83,7 +83,7 @@ class Scheduler:
             self._make_room(draft, now_ns)
         self._place_running(draft)
         self._admit_waiting(draft, now_ns)
-        plan = draft.seal(groups=self.policy.accounts)
+        plan = draft.seal(groups=self.policy.accounts, histories=self.roster.histories > 0)
         plan.kv_blocks_peak = self.pool.used
         return plan
 
@@ -250,7 +250,9 @@ class Scheduler:
 
     def commit(self, plan: Plan, output: StepOutput, now_ns: int) -> None:
         """Advance every row, keep its token, and end what is done."""
-        requests, errors = self.roster.requests, output.errors
+        requests, errors, logprobs = self.roster.requests, output.errors, output.logprobs
+        if output.prompt_logprobs:
+            self.roster.score_prompts(output.prompt_logprobs)
         caching, block_tokens = self.config.enable_prefix_caching, self.pool.block_tokens
         sampled = iter(output.tokens)
         for number, epoch, count, samples in zip(
@@ -270,7 +272,8 @@ class Scheduler:
             if errors and number in errors:
                 self.roster.fail(request, errors[number], now_ns)
             elif token is not None and request.finish is None:
-                self.roster.append(request, token, now_ns)
+                told = logprobs.get(number) if logprobs else None
+                self.roster.append(request, token, told, now_ns)
             if request.finish is not None:
                 self.roster.settle(request, now_ns)
         self.policy.charge(plan, output)

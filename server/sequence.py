@@ -8,7 +8,7 @@ Everything here runs on the event loop.
 import asyncio
 from dataclasses import dataclass
 
-from engine.messages import Delta, SamplingParams
+from engine.messages import Delta, SamplingParams, TokenLogprobs, joined
 from telemetry.records import Finish, Rejection, RequestEnd, RequestStart
 
 
@@ -42,6 +42,8 @@ class Sequence:
         self.aborted = False
         self._tokens: list[int] = []
         self._error: str | None = None
+        self._logprobs: list[TokenLogprobs] | None = None
+        self._prompt_logprobs: list[TokenLogprobs] | None = None
         self._news = asyncio.Event()
 
     async def take(self) -> Delta:
@@ -49,7 +51,9 @@ class Sequence:
         await self._news.wait()
         self._news.clear()
         tokens, self._tokens = self._tokens, []
-        return Delta(self.request, tokens, self.finish, self._error)
+        logprobs, self._logprobs = self._logprobs, None
+        prompt_logprobs, self._prompt_logprobs = self._prompt_logprobs, None
+        return Delta(self.request, tokens, self.finish, self._error, logprobs, prompt_logprobs)
 
     def put(self, delta: Delta) -> None:
         """Add tokens, and the finish once; what comes after a finish is ignored."""
@@ -58,6 +62,8 @@ class Sequence:
         if self._news.is_set():
             self.merged_deltas += 1
         self._tokens.extend(delta.tokens)
+        self._logprobs = joined(self._logprobs, delta.logprobs)
+        self._prompt_logprobs = joined(self._prompt_logprobs, delta.prompt_logprobs)
         self.received_tokens += len(delta.tokens)
         self.finish = delta.finish
         self._error = delta.error

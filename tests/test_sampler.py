@@ -67,16 +67,17 @@ MIXED = [
     SamplingParams(temperature=5.0, top_p=0.99, seed=6),
     SamplingParams(temperature=1.0, top_k=10**9, seed=-7),
     SamplingParams(temperature=0.9, seed=2**80, min_tokens=9),
+    SamplingParams(temperature=1.3, seed=8, min_p=0.05),
 ]
 
 
 def test_a_row_draws_the_same_alone_and_in_any_batch() -> None:
     logits = some_logits(len(MIXED))
-    indices = [3, 0, 7, 1, 100, 2, 5, 8, 4]
+    indices = [3, 0, 7, 1, 100, 2, 5, 8, 4, 6]
     together = draw(logits, MIXED, indices)
     for row, params in enumerate(MIXED):
         assert draw(logits[row : row + 1], [params], [indices[row]]) == [together[row]]
-    order = [4, 8, 1, 0, 7, 6, 2, 3, 5]
+    order = [4, 8, 1, 0, 7, 6, 9, 2, 3, 5]
     shuffled = draw(logits[order], [MIXED[i] for i in order], [indices[i] for i in order])
     assert shuffled == [together[i] for i in order]
 
@@ -92,12 +93,13 @@ def test_many_rows_are_drawn_in_parts_and_are_the_same() -> None:
 
 
 def test_top_k_of_one_and_temperature_of_zero_are_greedy() -> None:
-    logits = some_logits(4)
+    logits = some_logits(5)
     params = [
         SamplingParams(temperature=0.0, seed=1),
         SamplingParams(temperature=1.0, top_k=1, seed=2),
         SamplingParams(temperature=1e-9, seed=3),
         SamplingParams(temperature=2.0, top_p=1e-9, seed=4),
+        SamplingParams(temperature=2.0, min_p=1.0, seed=5),
     ]
     assert draw(logits, params) == logits.argmax(-1).tolist()
 
@@ -140,6 +142,8 @@ def chi_square(observed: np.ndarray, expected: np.ndarray) -> float:
         (SamplingParams(temperature=2.0, top_k=7), 6),
         (SamplingParams(temperature=1.0, top_p=0.8), None),
         (SamplingParams(temperature=1.5, top_k=12, top_p=0.7), None),
+        (SamplingParams(temperature=1.0, min_p=0.2), None),
+        (SamplingParams(temperature=1.5, top_k=15, top_p=0.95, min_p=0.1), None),
     ],
 )
 def test_draws_follow_the_filtered_distribution(
@@ -172,7 +176,7 @@ def test_draws_over_many_blocks_follow_the_distribution() -> None:
 
 
 def exact(logits: torch.Tensor, params: SamplingParams) -> np.ndarray:
-    """Return the distribution by the book: temperature, then top_k, then top_p."""
+    """Return the distribution by the book: temperature, top_k, top_p, min_p, one after another."""
     weights = torch.softmax(logits / params.temperature, -1).numpy()
     order = np.argsort(-weights)
     if params.top_k:
@@ -180,6 +184,7 @@ def exact(logits: torch.Tensor, params: SamplingParams) -> np.ndarray:
         weights /= weights.sum()
     sums = np.cumsum(weights[order])
     weights[order[1:][sums[:-1] >= params.top_p]] = 0
+    weights[weights < params.min_p * weights.max()] = 0
     return np.asarray(weights / weights.sum())
 
 
