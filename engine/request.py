@@ -51,6 +51,8 @@ class Counts:
     cached: int = 0
     cached_first: int = 0
     lost: int = 0
+    lost_last: int = 0
+    recomputed: int = 0
     dropped: int = 0
     preemptions: int = 0
     iterations: int = 0
@@ -209,7 +211,7 @@ def end_record(request: Request, released_at_ns: int) -> RequestEnd:
         prompt_tokens=request.prompt_tokens,
         cached_tokens=counts.cached_first,
         output_tokens=request.output_tokens,
-        recomputed_tokens=counts.lost - (counts.cached - counts.cached_first),
+        recomputed_tokens=counts.recomputed,
         dropped_tokens=counts.dropped,
         wasted_tokens=request.undelivered,
         preemptions=counts.preemptions,

@@ -60,6 +60,9 @@ class Roster:
         request.highest = max(request.highest, cached)
         self.kv_tokens += cached
         request.counts.cached += cached
+        # A hit may be longer than what was lost: others went on with the same text.
+        request.counts.recomputed += max(0, request.counts.lost_last - cached)
+        request.counts.lost_last = 0
         if request.life.admitted is None:
             request.counts.cached_first = cached
             request.life.admitted = request.life.first_scheduled = now_ns
@@ -71,6 +74,7 @@ class Roster:
         request.move("preempted")
         request.counts.preemptions += 1
         request.counts.lost += request.computed
+        request.counts.lost_last = request.computed
         request.epoch += 1
         self._release(request)
         request.computed = request.planned = 0

@@ -62,21 +62,25 @@ def assert_laws(simulation: Simulation) -> None:
     finished = Counter(number for record in emitted.iterations for number in record.finished)
     assert finished == ends
     scheduled, lost, cached = Counter[int](), Counter[int](), Counter[int]()
+    recomputed = Counter[int]()
     # A token in flight may end a sequence after it was preempted: then nothing stays computed.
-    preempted_last: set[int] = set()
+    gone: dict[int, int] = {}
     for record in emitted.iterations:
         scheduled.update(dict(zip(record.requests, record.token_counts, strict=True)))
-        lost.update(dict(zip(record.preempted, record.preempted_lost_tokens, strict=True)))
-        cached.update(dict(zip(record.admitted, record.admitted_cached_tokens, strict=True)))
-        preempted_last = (preempted_last | set(record.preempted)) - set(record.admitted)
+        lost_now = dict(zip(record.preempted, record.preempted_lost_tokens, strict=True))
+        lost.update(lost_now)
+        gone |= lost_now
+        hits = dict(zip(record.admitted, record.admitted_cached_tokens, strict=True))
+        cached.update(hits)
+        for number, hit in hits.items():
+            recomputed[number] += max(0, gone.pop(number, 0) - hit)
     for end in emitted.ends:
         number = end.request
         computed = scheduled[number] + cached[number] - lost[number] - end.dropped_tokens
         assert computed >= 0
-        if end.finish in ("stop", "length") and number not in preempted_last:
+        if end.finish in ("stop", "length") and number not in gone:
             assert computed == end.prompt_tokens + end.output_tokens - 1
-        hits = cached[number] - end.cached_tokens
-        assert end.recomputed_tokens == lost[number] - hits >= 0
+        assert end.recomputed_tokens == recomputed[number]
         counts = (end.output_tokens, end.wasted_tokens, end.dropped_tokens, end.preemptions)
         assert min(counts) >= 0
         assert end.wasted_tokens <= end.output_tokens <= starts[number].max_tokens
