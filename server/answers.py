@@ -56,6 +56,7 @@ class Finished:
     finish_reason: str
     prompt: list[int]
     tokens: list[int]
+    logprobs: dict[str, Any] | None = None
 
 
 def event(value: Any) -> bytes:
@@ -80,14 +81,19 @@ class ChunkWriter:
         }
         text = b'"delta":{"content":' if chat else b'"text":'
         self._before = b"data: " + _encode(head)[:-1] + b',"choices":[{"index":%d,' % index + text
-        self._after = b'},"logprobs":null' if chat else b',"logprobs":null'
+        self._after = b'},"logprobs":' if chat else b',"logprobs":'
         self._null_usage = b',"usage":null}\n\n' if style.include_usage else b"}\n\n"
         self._head = head
 
-    def text(self, text: str, tokens: list[int], usage: Usage) -> bytes:
-        """Return the chunk of a piece of text, the role before the first; none without text."""
+    def text(
+        self, text: str, tokens: list[int], usage: Usage, logprobs: dict[str, Any] | None = None
+    ) -> bytes:
+        """Return the chunk of a piece of text, the role before the first.
+
+        Nothing when there is no text, nor tokens or logprobs to tell.
+        """
         style = self._style
-        if not text and not (style.token_ids and tokens):
+        if not text and not (style.token_ids and tokens) and logprobs is None:
             return b""
         opening = self._open()
         ids = b',"token_ids":' + _encode(tokens) if style.token_ids else b""
@@ -97,6 +103,7 @@ class ChunkWriter:
                 self._before,
                 _encode(text),
                 self._after,
+                _encode(logprobs),
                 b',"finish_reason":null',
                 ids,
                 b"}]",
@@ -171,7 +178,7 @@ def _choice(style: Style, choice: Finished) -> dict[str, Any]:
         shown["message"] = {"role": "assistant", "content": choice.text, "refusal": None}
     else:
         shown["text"] = choice.text
-    shown |= {"logprobs": None, "finish_reason": choice.finish_reason}
+    shown |= {"logprobs": choice.logprobs, "finish_reason": choice.finish_reason}
     if style.token_ids:
         shown |= {"prompt_token_ids": choice.prompt, "token_ids": choice.tokens}
     return shown

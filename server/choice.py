@@ -6,15 +6,30 @@ gives. Must not know how an answer is shaped, and never counts a token as delive
 """
 
 from collections import deque
+from collections.abc import Sequence as Several
+from typing import NamedTuple
 
 from engine.messages import Delta
 from server.detokenizer import Detokenizer
+from server.echo import Echo
+from server.logprobs import Scored
 from server.sequence import Sequence
 from server.stop_strings import StopStrings
 from telemetry.records import Delivery, Finish
 
 STALL_NS = 1_000_000
 """A write that took longer than this waited for the client; shorter ones are our own work."""
+
+
+class Piece(NamedTuple):
+    """What one delta adds to an answer: text that may be shown, tokens that count, their scores.
+
+    There are scores where they were asked for, those of an echoed prompt first.
+    """
+
+    text: str
+    tokens: list[int]
+    scores: Several[Scored] = ()
 
 
 class Choice:
@@ -25,8 +40,10 @@ class Choice:
         index: int,
         sequence: Sequence,
         detokenizer: Detokenizer,
+        *,
         stops: tuple[str, ...],
         silent: frozenset[int],
+        echo: Echo | None = None,
     ) -> None:
         """Make an empty answer; `silent` are token ids that end a text without being part of it."""
         self.index = index
@@ -41,6 +58,8 @@ class Choice:
         self._stops = StopStrings(stops) if stops else None
         self._min_tokens = sequence.submission.sampling.min_tokens
         self._silent = silent
+        self._echo = echo
+        self._offset = 0  # characters that tokens made, shown or held
         self._ends: deque[int] = deque()  # text ends of the tokens not released yet
         self._last_end = 0
         self._made_chars = 0
@@ -50,23 +69,42 @@ class Choice:
         self._stall_ns = 0
         self._bytes = 0
 
-    def add(self, delta: Delta) -> tuple[str, list[int]]:
-        """Take in new tokens; return the text that may be shown, and the tokens that count.
+    def add(self, delta: Delta) -> Piece:
+        """Take in new tokens; return what they add to the answer.
 
         Sets finish_reason when the answer is complete; then nothing more may be added. Tokens
         after the one that completed a stop string are left out.
         """
         pieces: list[str] = []
+        scores: list[Scored] = []
+        if self._echo is not None:
+            text, scores = self._echo.add(delta)
+            pieces.append(text)
+            self._offset += len(text)
+            if self._echo.alone:
+                self._end_alone(delta)
+                return Piece(text, [], scores)
         taken = 0
         for token in delta.tokens:
+            if delta.logprobs is not None:
+                scores.append(Scored(token, delta.logprobs[taken], self._offset))
             taken += 1
             piece = "" if token in self._silent else self._detokenizer.add(token)
+            self._offset += len(piece)
             if self._show(piece, pieces):
                 break
         tokens = delta.tokens[:taken]
         if self.finish_reason is None and delta.finish is not None:
             self._end(delta, pieces)
-        return "".join(pieces), tokens
+        return Piece("".join(pieces), tokens, scores)
+
+    def _end_alone(self, delta: Delta) -> None:
+        """End an answer that is its prompt alone: the token that ended the work is no part of it.
+
+        The engine computes nothing without sampling once.
+        """
+        self.error = delta.error
+        self.finish_reason = "length" if delta.finish == "stop" else delta.finish
 
     def _show(self, piece: str, pieces: list[str]) -> bool:
         """Pass one token's text through the stop strings; True when one was met."""

@@ -17,6 +17,7 @@ from engine.messages import SamplingParams
 from server.answers import Style, Usage
 from server.choice import Choice
 from server.clock import Clock
+from server.echo import Echo
 from server.engine_client import EngineClient
 from server.errors import ApiError, overdue
 from server.log import facts
@@ -33,7 +34,9 @@ SEED_STEP = 0x9E3779B97F4A7C15
 class Job:
     """What one HTTP request asks for, checked: n choices of each prompt.
 
-    `sampling` carries the seed of each prompt's first choice; `max_tokens` has one entry a prompt.
+    `sampling` carries the seed of each prompt's first choice; `max_tokens` has one entry a prompt,
+    and so has `echo` where prompts are to be shown: how many leading tokens have no text. `alone`
+    shows nothing else.
     """
 
     style: Style
@@ -47,6 +50,8 @@ class Job:
     stream: bool
     received_at_ns: int
     tokenized_at_ns: int
+    echo: list[int] | None = None
+    alone: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,7 +105,7 @@ class Generation:
         if not job.sampling.ignore_eos:
             silent |= self._parts.eos_ids
         several = len(job.prompts) * job.n > 1
-        for prompt, limit in zip(job.prompts, job.max_tokens, strict=True):
+        for place, (prompt, limit) in enumerate(zip(job.prompts, job.max_tokens, strict=True)):
             for number in range(job.n):
                 index = len(self.choices)
                 seed = choice_seed(job.sampling.seed, number)
@@ -116,8 +121,29 @@ class Generation:
                     received_at_ns=job.received_at_ns,
                 )
                 sequence = self._parts.engine.submit(submission)
-                detokenizer = self._parts.tokenizer.detokenizer()
-                self.choices.append(Choice(index, sequence, detokenizer, job.stops, silent))
+                self.choices.append(
+                    Choice(
+                        index,
+                        sequence,
+                        self._parts.tokenizer.detokenizer(),
+                        stops=job.stops,
+                        silent=silent,
+                        echo=self._echo(place),
+                    )
+                )
+
+    def _echo(self, place: int) -> Echo | None:
+        """Return the echo of the prompt at this place, if prompts are to be shown."""
+        job = self.job
+        if job.echo is None:
+            return None
+        return Echo(
+            job.prompts[place],
+            self._parts.tokenizer.detokenizer(special=True),
+            hidden=job.echo[place],
+            scored=job.sampling.prompt_logprobs is not None,
+            alone=job.alone,
+        )
 
     def usage(self) -> Usage:
         """Return the tokens of the whole request so far."""

@@ -5,7 +5,6 @@ checks everything that can be refused before the first byte, then hands a Job ov
 queue what cannot run: whatever the engine accepted fits an empty engine.
 """
 
-import secrets
 import time
 import uuid
 from collections.abc import Sequence
@@ -16,7 +15,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from engine.messages import SamplingParams
 from server.answers import Endpoint, Style
 from server.chat_template import no_template
 from server.context import Context, context_of
@@ -24,6 +22,7 @@ from server.engine_client import EngineDown
 from server.errors import ApiError, engine_down, invalid, overloaded
 from server.generation import Job
 from server.queue import QueueFull
+from server.sampling import check_tokens, sampling_of
 from server.schemas import (
     ChatMessage,
     ChatRequest,
@@ -137,7 +136,13 @@ async def completions(request: Request) -> Response:
         else:
             place = f"prompt[{index}]" if len(given) > 1 else "prompt"
             ids.append(await _encode(context, prompt, place, run.model_len_max))
-    return _generate(arrival, body, run, ids)
+    if not body.echo:
+        return _generate(arrival, body, run, ids)
+    hidden = [
+        context.tokenizer.prefix_tokens(prompt, tokens) if isinstance(prompt, str) else 0
+        for prompt, tokens in zip(given, ids, strict=True)
+    ]
+    return _generate(arrival, body, run, ids, hidden)
 
 
 def _check(context: Context, body: GenerationRequest) -> None:
@@ -146,9 +151,7 @@ def _check(context: Context, body: GenerationRequest) -> None:
         known = ", ".join(context.model_names)
         message = f"the model {body.model!r} does not exist; this server has {known}"
         raise ApiError(404, message, param="model", code="model_not_found")
-    vocab = context.spec.vocab_size
-    if any(token >= vocab for token in body.stop_token_ids or ()):
-        raise invalid("stop_token_ids", f"a token id is outside the vocabulary of {vocab} tokens")
+    check_tokens(body, context.spec.vocab_size)
 
 
 async def _chat_prompt(
@@ -196,6 +199,8 @@ def _limits(
     Absent, it is the rest of the context, as far as n sequences of it fit the pool together.
     """
     asked = max_tokens(body)
+    if asked == 0:
+        asked = 1  # a prompt that is only shown is computed as if one token were wanted
     n = body.n or 1
     pool = run.kv_blocks_total * run.block_tokens
     limits = []
@@ -228,9 +233,13 @@ def _limit_name(body: GenerationRequest) -> str:
 
 
 def _generate(
-    arrival: Arrival, body: GenerationRequest, run: RunRecord, ids: list[list[int]]
+    arrival: Arrival,
+    body: GenerationRequest,
+    run: RunRecord,
+    ids: list[list[int]],
+    echo: list[int] | None = None,
 ) -> Response:
-    """Submit the checked request and return its answer."""
+    """Submit the checked request and return its answer; `echo` as a Job has it."""
     context = arrival.context
     limits = _limits(arrival, body, run, ids)
     options = body.stream_options
@@ -249,12 +258,14 @@ def _generate(
         prompts=ids,
         n=body.n or 1,
         max_tokens=limits,
-        sampling=_sampling(body),
+        sampling=sampling_of(body),
         stops=stops(body),
         priority=body.priority or 0,
         stream=bool(body.stream),
         received_at_ns=arrival.received_at_ns,
         tokenized_at_ns=context.clock.now_ns(),
+        echo=echo,
+        alone=max_tokens(body) == 0,
     )
     try:
         generation = context.generations.start(job)
@@ -270,18 +281,6 @@ def _generate(
         generation,
         headers=arrival.headers(),
         client_stall_s=context.config.client_stall_s,
-    )
-
-
-def _sampling(body: GenerationRequest) -> SamplingParams:
-    return SamplingParams(
-        temperature=1.0 if body.temperature is None else body.temperature,
-        top_k=max(body.top_k or 0, 0),
-        top_p=1.0 if body.top_p is None else body.top_p,
-        seed=secrets.randbits(63) if body.seed is None else body.seed,
-        ignore_eos=bool(body.ignore_eos),
-        min_tokens=body.min_tokens or 0,
-        stop_token_ids=tuple(body.stop_token_ids or ()),
     )
 
 

@@ -17,11 +17,14 @@ from server.errors import ApiError, invalid, unsupported
 
 STOP_CHARS_MAX = 1000
 STOP_TOKEN_IDS_MAX = 128
+LOGIT_BIASES_MAX = 1024
 
 Count = Annotated[int, Meta(ge=0)]
 TokenId = Annotated[int, Meta(ge=0)]
 Text = Annotated[str, Meta(min_length=1, max_length=STOP_CHARS_MAX)]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
+Bias = Annotated[float, Meta(ge=-100, le=100)]
+Alternatives = Annotated[int, Meta(ge=0, le=20)]
 
 
 class StreamOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,10 +55,9 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     user: str | None = None
     frequency_penalty: Penalty | None = None
     presence_penalty: Penalty | None = None
-    repetition_penalty: float | None = None
-    min_p: float | None = None
-    logit_bias: Any = None
-    logprobs: Any = None
+    repetition_penalty: Annotated[float, Meta(gt=0, le=2)] | None = None
+    min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
+    logit_bias: Annotated[dict[int, Bias], Meta(max_length=LOGIT_BIASES_MAX)] | None = None
     response_format: Any = None
     structured_outputs: Any = None
     guided_json: Any = None
@@ -89,7 +91,8 @@ class ChatRequest(GenerationRequest, frozen=True, kw_only=True):
 
     messages: Annotated[list[ChatMessage], Meta(min_length=1)]
     max_completion_tokens: Annotated[int, Meta(ge=1)] | None = None
-    top_logprobs: Any = None
+    logprobs: bool | None = None
+    top_logprobs: Alternatives | None = None
     tools: Any = None
     tool_choice: Any = None
     functions: Any = None
@@ -104,9 +107,14 @@ class ChatRequest(GenerationRequest, frozen=True, kw_only=True):
 
 
 class CompletionRequest(GenerationRequest, frozen=True, kw_only=True):
-    """POST /v1/completions. `prompt` is decoded by `prompts`: four forms share the field."""
+    """POST /v1/completions. `prompt` is decoded by `prompts`: four forms share the field.
+
+    With `echo`, max_tokens may be 0: the answer is the prompt, and its scores if asked for.
+    """
 
     prompt: msgspec.Raw
+    max_tokens: Annotated[int, Meta(ge=0)] | None = None
+    logprobs: Alternatives | None = None
     best_of: Annotated[int, Meta(ge=1)] | None = None
     echo: bool | None = None
     suffix: str | None = None
@@ -127,13 +135,6 @@ class DetokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 HARMLESS: tuple[tuple[str, tuple[object, ...]], ...] = (
-    ("frequency_penalty", (None, 0)),
-    ("presence_penalty", (None, 0)),
-    ("repetition_penalty", (None, 1)),
-    ("min_p", (None, 0)),
-    ("logit_bias", (None, {})),
-    ("logprobs", (None, False)),
-    ("top_logprobs", (None, 0)),
     ("response_format", (None, {"type": "text"})),
     ("structured_outputs", (None,)),
     ("guided_json", (None,)),
@@ -155,17 +156,16 @@ HARMLESS: tuple[tuple[str, tuple[object, ...]], ...] = (
     ("add_generation_prompt", (None, True)),
     ("continue_final_message", (None, False)),
     ("best_of", (None, 1)),
-    ("echo", (None, False)),
     ("suffix", (None, "")),
 )
 """Fields that are not built yet, with the values that ask for nothing."""
 
 Body = TypeVar("Body", bound=msgspec.Struct)
 
-_PLACE = re.compile(r"^(?P<what>.*?)(?: - at `\$\.?(?P<path>[^`]*)`)?$", re.DOTALL)
+_PLACE = re.compile(r"^(?P<what>.*?)(?: - at (?:`key` in )?`\$\.?(?P<path>[^`]*)`)?$", re.DOTALL)
 _MISSING = re.compile(r"missing required field `(?P<name>\w+)`")
 _BYTE = re.compile(r"\(byte (?P<byte>\d+)\)")
-_KEY = re.compile(rb'"(?P<name>\w+)"\s*:\s*-?\w*$')
+_KEY = re.compile(rb'"(?P<name>\w+)"\s*:\s*(?:\{[^{}]*:\s*)?-?\w*$')
 
 
 def decode(data: bytes, kind: type[Body], path: str = "") -> Body:
@@ -188,6 +188,7 @@ def _named(message: str, path: str) -> ApiError:
     param = (
         path + inner if inner.startswith("[") or not path else ".".join(filter(None, (path, inner)))
     )
+    param = param.removesuffix("[...]")  # a value of an object whose keys are the client's
     if missing:
         param = ".".join(filter(None, (param, missing["name"])))
         what = "this field is required"
@@ -216,7 +217,11 @@ def check(body: GenerationRequest) -> None:
             raise unsupported(name)
     if body.stream_options is not None and not body.stream:
         raise invalid("stream_options", "stream_options is only allowed when stream is true")
+    if isinstance(body, ChatRequest) and body.top_logprobs and not body.logprobs:
+        raise invalid("top_logprobs", "top_logprobs is only allowed when logprobs is true")
     asked = max_tokens(body)
+    if asked == 0 and not (isinstance(body, CompletionRequest) and body.echo):
+        raise invalid("max_tokens", "max_tokens 0 is only allowed when echo is true")
     if body.min_tokens and asked is not None and body.min_tokens > asked:
         raise invalid("min_tokens", f"min_tokens {body.min_tokens} is above max_tokens {asked}")
 

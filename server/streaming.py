@@ -6,14 +6,17 @@ never write a comment line, and never a part of an error after the end of a stre
 """
 
 import asyncio
+from collections.abc import Sequence
+from typing import Any
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from server.answers import ChunkWriter, Finished, Usage, closing, whole
-from server.choice import Choice
+from server.choice import Choice, Piece
 from server.errors import ApiError, engine_down
 from server.generation import Generation, Generations
+from server.logprobs import Scored, shown_in_chat, shown_in_completion
 from telemetry.records import CancelCause
 
 STREAM_HEADERS = {
@@ -96,9 +99,10 @@ class GenerationResponse(Response):
         prompt = choice.sequence.submission.prompt
         writer = ChunkWriter(self._generation.job.style, choice.index, prompt)
         while choice.finish_reason is None:
-            text, tokens = await self._take(choice)
+            piece = await self._take(choice)
             usage = Usage(prompt_tokens=len(prompt), completion_tokens=choice.output_tokens)
-            chunk = writer.text(text, tokens, usage)
+            logprobs = self._shown(piece.scores) if piece.scores else None
+            chunk = writer.text(piece.text, piece.tokens, usage, logprobs)
             if choice.finish_reason is not None:
                 chunk += writer.finish(choice.finish_reason, usage)
             if chunk:
@@ -122,30 +126,39 @@ class GenerationResponse(Response):
 
     async def _collect(self, choice: Choice) -> Finished:
         texts: list[str] = []
-        all_tokens: list[int] = []
+        tokens: list[int] = []
+        scores: list[Scored] = []
         while choice.finish_reason is None:
-            text, tokens = await self._take(choice)
-            texts.append(text)
-            all_tokens += tokens
+            piece = await self._take(choice)
+            texts.append(piece.text)
+            tokens += piece.tokens
+            scores += piece.scores
+        scored = self._generation.job.sampling.logprobs is not None
         return Finished(
             index=choice.index,
             text="".join(texts),
             finish_reason=choice.finish_reason,
             prompt=choice.sequence.submission.prompt,
-            tokens=all_tokens,
+            tokens=tokens,
+            logprobs=self._shown(scores) if scored else None,
         )
 
     # ---- both
 
-    async def _take(self, choice: Choice) -> tuple[str, list[int]]:
-        """Return the next text and tokens; raises ApiError when the engine gave the choice up."""
+    def _shown(self, scores: Sequence[Scored]) -> dict[str, Any]:
+        chat = self._generation.job.style.endpoint == "chat"
+        shown = shown_in_chat if chat else shown_in_completion
+        return shown(scores, self._generations.parts.tokenizer)
+
+    async def _take(self, choice: Choice) -> Piece:
+        """Return the next of a choice; raises ApiError when the engine gave it up."""
         delta = await choice.sequence.take()
-        text, tokens = choice.add(delta)
+        piece = choice.add(delta)
         if choice.finish_reason == "stop" and delta.finish is None:
             self._generation.stop(choice)
         if choice.finish_reason in ("error", "cancelled"):
             raise self._given_up(choice)
-        return text, tokens
+        return piece
 
     def _given_up(self, choice: Choice) -> ApiError:
         if choice.finish_reason == "cancelled":

@@ -7,6 +7,7 @@ one thread that lets the event loop run; a text that cannot fit is known by its 
 """
 
 import asyncio
+import re
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -34,6 +35,9 @@ LONG_CHARS = 64 * 1024
 UNKNOWN, CONTROL, USER_DEFINED = 2, 3, 4
 """Kinds of token in a GGUF's tokenizer.ggml.token_type that are matched whole."""
 
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
+"""How vocabularies with a fallback to bytes spell one."""
+
 LLAMA3_WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -53,17 +57,57 @@ class Tokenizer:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="tokenizer")
         added = backend.get_added_tokens_decoder()
         self._special = frozenset(id for id, token in added.items() if token.special)
+        self._contents = {id: token.content for id, token in added.items()}
         self._table = _byte_table(backend, self._special)
+        self._shown = self._table and [
+            self._contents[id].encode() if id in self._special else part
+            for id, part in enumerate(self._table)
+        ]
         self._token_bytes_max = _token_bytes_max(backend, self._table)
         single = {part for part in self._table or () if len(part) == 1}
         # A byte without a token of its own may be dropped: small vocabularies lack the rarest.
         self._dropped = bytes(byte for byte in range(256) if bytes([byte]) not in single)
 
-    def detokenizer(self) -> Detokenizer:
-        """Return a fresh decoder for one sequence."""
-        if self._table is not None:
-            return ByteDetokenizer(self._table)
+    def detokenizer(self, *, special: bool = False) -> Detokenizer:
+        """Return a fresh decoder for one sequence; with `special` it shows special tokens too."""
+        table = self._shown if special else self._table
+        if table is not None:
+            return ByteDetokenizer(table)
+        if special:
+            return WindowDetokenizer(self._decode_shown, frozenset())
         return WindowDetokenizer(self._backend.decode, self._special)
+
+    def _decode_shown(self, ids: list[int]) -> str:
+        return self._backend.decode(ids, skip_special_tokens=False)
+
+    def token_bytes(self, id: int) -> bytes:
+        """Return the text of one token as UTF-8, perhaps a part of a character; special ones too.
+
+        Ids without a token have none.
+        """
+        if self._shown is not None:
+            return self._shown[id] if id < len(self._shown) else b""
+        token = self._backend.id_to_token(id) or ""
+        if found := _BYTE_TOKEN.fullmatch(token):
+            return bytes([int(found[1], 16)])
+        return token.replace("\u2581", " ").encode()
+
+    def token_name(self, id: int) -> str:
+        """Return the text of one token; what is no whole character is named by its bytes."""
+        spelled = self.token_bytes(id)
+        try:
+            return spelled.decode()
+        except UnicodeDecodeError:
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in spelled)
+
+    def prefix_tokens(self, text: str, ids: list[int]) -> int:
+        """Return how many special tokens the model wanted in front of a text."""
+        count = 0
+        while count < len(ids) and ids[count] in self._special:
+            if text.startswith(self._contents[ids[count]]):
+                break
+            count += 1
+        return count
 
     def tokens_floor(self, text: str) -> int:
         """Return a number of tokens that `text` surely needs; costs nothing worth mentioning."""

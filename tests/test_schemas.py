@@ -5,15 +5,19 @@ No server runs here: nothing in these tables may reach an engine.
 
 import asyncio
 import json
+from contextlib import nullcontext
 from typing import Any
 
 import httpx
 import pytest
+from msgspec.structs import replace
 from starlette.types import Message, Receive, Scope, Send
 
+from engine.messages import SamplingParams
 from server.app import Gate
 from server.config import ServerConfig
 from server.errors import ApiError
+from server.sampling import check_tokens, sampling_of
 from server.schemas import ChatRequest, CompletionRequest, check, decode, prompts
 
 BAD_FIELDS: tuple[tuple[str, str, str], ...] = (
@@ -32,18 +36,30 @@ BAD_FIELDS: tuple[tuple[str, str, str], ...] = (
     ("priority", str(2**31), "priority"),
     ("ignore_eos", "1", "ignore_eos"),
     ("stream", '"yes"', "stream"),
-    *(("frequency_penalty", text, "frequency_penalty") for text in ("NaN", "2.5", "0.5", '"1"')),
-    *(("presence_penalty", text, "presence_penalty") for text in ("-2.5", "1")),
-    *(("logit_bias", text, "logit_bias") for text in ('{"5": 1e308}', '{"-1": 5}', '{"abc": 1}')),
-    *(("logprobs", text, "logprobs") for text in ("-1", "100", "0", "true")),
+    *(("frequency_penalty", text, "frequency_penalty") for text in ("NaN", "2.5", "[]", '"1"')),
+    *(("presence_penalty", text, "presence_penalty") for text in ("-2.5", "Infinity", "true")),
+    *(("repetition_penalty", text, "repetition_penalty") for text in ("0", "-1", "2.1", "NaN")),
+    *(("min_p", text, "min_p") for text in ("-0.1", "1.1", "NaN", '"0.1"', "true")),
+    *(("logit_bias", text, "logit_bias") for text in ('{"5": 1e308}', '{"abc": 1}', '{"5": null}')),
+    *(
+        ("logit_bias", text, "logit_bias")
+        for text in ('{"5": "NaN"}', '{"5": NaN}', '{"": 1}', "[]")
+    ),
+    *(
+        ("logit_bias", text, "logit_bias")
+        for text in ('{"5": 100.5}', '{"5": -101}', '{"5": true}')
+    ),
+    ("logit_bias", json.dumps({str(token): 1 for token in range(2000)}), "logit_bias"),
+    *(("logprobs", text, "logprobs") for text in ("-1", "100", '"1"', "1.5", "[]")),
     ("response_format", '{"type": "json_object"}', "response_format"),
     ("guided_json", "{}", "guided_json"),
-    ("min_p", "0.1", "min_p"),
 )
 BAD_CHAT_FIELDS: tuple[tuple[str, str, str], ...] = (
     ("tools", '[{"type": "function"}]', "tools"),
     ("tool_choice", '"auto"', "tool_choice"),
     ("top_logprobs", "20", "top_logprobs"),
+    *(("top_logprobs", text, "top_logprobs") for text in ("-1", "21", "true", "2.0")),
+    *(("logprobs", text, "logprobs") for text in ("1", "0")),
     ("max_completion_tokens", "0", "max_completion_tokens"),
     ("messages", "[]", "messages"),
     ("messages", "null", "messages"),
@@ -94,6 +110,7 @@ def test_a_bad_prompt_is_named(prompt: str, param: str) -> None:
         {"logprobs": False, "frequency_penalty": 0, "presence_penalty": 0.0, "tools": []},
         {"tool_choice": "none", "response_format": {"type": "text"}, "user": "u", "store": True},
         {"modalities": ["text"], "metadata": {"a": "b"}, "best_of": 1, "echo": False},
+        {"logit_bias": None, "min_p": 0, "repetition_penalty": 1, "top_logprobs": 0},
     ],
 )
 def test_what_asks_for_nothing_is_taken(extra: dict[str, Any]) -> None:
@@ -101,6 +118,71 @@ def test_what_asks_for_nothing_is_taken(extra: dict[str, Any]) -> None:
     check(decode(json.dumps(body).encode(), ChatRequest))
     if "logprobs" not in extra:
         check(decode(json.dumps(body).encode(), CompletionRequest))
+
+
+@pytest.mark.parametrize(
+    ("extra", "param"),
+    [
+        ({"logit_bias": {"320": 5}}, "logit_bias"),
+        ({"logit_bias": {"-1": 5}}, "logit_bias"),
+        ({"logit_bias": {"7": 1, "99999999999999999999": 1}}, "logit_bias"),
+        ({"stop_token_ids": [319, 320]}, "stop_token_ids"),
+    ],
+)
+def test_tokens_outside_the_vocabulary_are_named(extra: dict[str, Any], param: str) -> None:
+    body = decode(json.dumps({"prompt": "x"} | extra).encode(), CompletionRequest)
+    check(body)
+    with pytest.raises(ApiError) as caught:
+        check_tokens(body, 320)
+    assert (caught.value.status, caught.value.param) == (400, param)
+
+
+def test_every_parameter_reaches_the_engine_by_its_name() -> None:
+    given: dict[str, Any] = {
+        "temperature": 0.5,
+        "top_k": 3,
+        "top_p": 0.25,
+        "min_p": 0.125,
+        "presence_penalty": -2,
+        "frequency_penalty": 2,
+        "repetition_penalty": 1.5,
+        "logit_bias": {"5": -100, "319": 100.0},
+        "seed": 7,
+        "ignore_eos": True,
+        "min_tokens": 2,
+        "stop_token_ids": [4],
+    }
+    expected = SamplingParams(
+        **(given | {"logit_bias": ((5, -100.0), (319, 100.0)), "stop_token_ids": (4,)})
+    )
+    text: Any = {"prompt": "x"} | given
+    chat: Any = {"messages": [{"role": "user", "content": "x"}]} | given
+
+    def completion(**more: Any) -> SamplingParams:
+        return sampling_of(decode(json.dumps(text | more).encode(), CompletionRequest))
+
+    assert completion() == expected
+    assert completion(echo=True) == expected
+    assert completion(logprobs=0) == replace(expected, logprobs=0)
+    assert completion(logprobs=3, echo=True) == replace(expected, logprobs=3, prompt_logprobs=3)
+    for more, count in (
+        ({}, None),
+        ({"logprobs": False}, None),
+        ({"logprobs": True}, 0),
+        ({"logprobs": True, "top_logprobs": 20}, 20),
+    ):
+        body = decode(json.dumps(chat | more).encode(), ChatRequest)
+        check(body)
+        assert sampling_of(body) == replace(expected, logprobs=count)
+
+
+@pytest.mark.parametrize("most", [0, 1])
+def test_no_tokens_may_be_asked_for_with_echo_alone(most: int) -> None:
+    for extra, refused in (({"echo": True}, False), ({"echo": False}, most == 0), ({}, most == 0)):
+        text = json.dumps({"prompt": "x", "max_tokens": most} | extra).encode()
+        with pytest.raises(ApiError) if refused else nullcontext() as caught:
+            check(decode(text, CompletionRequest))
+        assert caught is None or caught.value.param == "max_tokens"
 
 
 # ---- the key

@@ -113,7 +113,7 @@ def choice_of(backend: Backend, stops: tuple[str, ...] = (), min_tokens: int = 0
         request_id="r", prompt=[1], max_tokens=100, sampling=sampling, received_at_ns=0
     )
     detokenizer = Tokenizer(backend).detokenizer()
-    return Choice(0, Sequence(1, submission), detokenizer, stops, frozenset({2}))
+    return Choice(0, Sequence(1, submission), detokenizer, stops=stops, silent=frozenset({2}))
 
 
 def test_a_choice_is_the_same_however_its_deltas_merge(tiny_backend: Backend) -> None:
@@ -134,7 +134,7 @@ def test_a_choice_is_the_same_however_its_deltas_merge(tiny_backend: Backend) ->
 def test_tokens_past_a_stop_string_were_not_delivered(tiny_backend: Backend) -> None:
     ids = [tiny_backend.token_to_id(char) for char in "xyZZab"]
     choice = choice_of(tiny_backend, ("ZZ",))
-    assert choice.add(Delta(1, ids)) == ("xy", ids[:4])
+    assert choice.add(Delta(1, ids)) == ("xy", ids[:4], [])
     assert (choice.finish_reason, choice.output_tokens, choice.released_tokens) == ("stop", 4, 2)
     assert choice.delivered_tokens == 0
     choice.wrote(2, 0, 1)
@@ -159,7 +159,7 @@ def test_a_stop_string_counts_only_after_min_tokens(tiny_backend: Backend) -> No
 def test_an_end_token_is_no_text_but_counts(tiny_backend: Backend) -> None:
     plain = tiny_backend.token_to_id("Z")
     choice = choice_of(tiny_backend)
-    assert choice.add(Delta(1, [plain, 2], "stop")) == ("Z", [plain, 2])
+    assert choice.add(Delta(1, [plain, 2], "stop")) == ("Z", [plain, 2], [])
     assert (choice.finish_reason, choice.output_tokens, choice.released_tokens) == ("stop", 2, 2)
 
 
