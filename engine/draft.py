@@ -4,8 +4,13 @@ Owns the arithmetic of budgets and the columns of the finished plan. The schedul
 step and seals it; nothing else touches it. Decides nothing: who is placed is the scheduler's.
 """
 
+from operator import attrgetter
+
 from engine.plan import History, Plan
 from engine.request import Request
+
+NUMBER, EPOCH = attrgetter("number"), attrgetter("epoch")
+BLOCKS, SAMPLING = attrgetter("blocks"), attrgetter("sampling")
 
 
 class Draft:
@@ -58,11 +63,11 @@ class Draft:
         `histories` says whether any live sequence needs its own: then the rows are looked through.
         """
         plan, rows = self.plan, self.rows
-        plan.requests = [request.number for request in rows]
-        plan.epochs = [request.epoch for request in rows]
-        plan.block_tables = [request.blocks for request in rows]
-        plan.kv_block_counts = [len(request.blocks) for request in rows]
-        plan.sampling = [request.sampling for request in rows]
+        plan.requests = list(map(NUMBER, rows))
+        plan.epochs = list(map(EPOCH, rows))
+        plan.block_tables = list(map(BLOCKS, rows))
+        plan.kv_block_counts = list(map(len, plan.block_tables))
+        plan.sampling = list(map(SAMPLING, rows))
         if groups:
             plan.groups = [request.group for request in rows]
         if histories:
@@ -77,28 +82,31 @@ class Draft:
                 if not request.is_plain
             ]
         token_ids, decode_tokens = plan.token_ids, 0
+        indices, samples = plan.output_indices, plan.samples
         for request, start, count in zip(
             rows, plan.start_positions, plan.token_counts, strict=True
         ):
-            end, tokens = start + count, request.tokens
-            known = request.known
-            plan.output_indices.append(known - request.prompt_tokens)
-            plan.samples.append(end == known)
+            end, known, tokens = start + count, request.known, request.tokens
+            indices.append(known - request.prompt_tokens)
             if count == 1 and start < len(tokens):
                 token_ids.append(tokens[start])
             else:
                 token_ids.extend(request.token_ids(start, count))
             # By position: below the highest computed is recompute, below the prompt's end
             # prefill, else decode; one row may hold more than one kind.
-            decode_from = max(request.prompt_tokens, request.highest)
-            if start >= decode_from:
+            if start >= request.highest and start >= request.prompt_tokens:
                 decode_tokens += count
-            elif end > decode_from:
-                decode_tokens += end - decode_from
+            else:
+                decode_from = max(request.highest, request.prompt_tokens)
+                decode_tokens += max(0, end - decode_from)
             request.planned = end
             request.flights += 1
-            request.counts.iterations += 1
-            request.known += end == known
+            request.iterations += 1
+            if end == known:
+                samples.append(True)
+                request.known = known + 1
+            else:
+                samples.append(False)
         plan.decode_tokens = decode_tokens
         plan.prefill_tokens = len(token_ids) - decode_tokens
         return plan

@@ -55,7 +55,6 @@ class Counts:
     recomputed: int = 0
     dropped: int = 0
     preemptions: int = 0
-    iterations: int = 0
 
 
 @dataclass(slots=True, eq=False)
@@ -89,6 +88,7 @@ class Request:
     computed: int = 0
     planned: int = 0
     flights: int = 0
+    iterations: int = 0
     highest: int = 0
     scored: int = 1
     epoch: int = 0
@@ -215,7 +215,7 @@ def end_record(request: Request, released_at_ns: int) -> RequestEnd:
         dropped_tokens=counts.dropped,
         wasted_tokens=request.undelivered,
         preemptions=counts.preemptions,
-        iterations=counts.iterations,
+        iterations=request.iterations,
         finish=request.finish,
         cancel_cause=request.cancel_cause,
         error=request.error,

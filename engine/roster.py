@@ -90,12 +90,6 @@ class Roster:
         ended, self._ended = self._ended, []
         return ended
 
-    def rise(self, request: Request, now_ns: int) -> None:
-        """Note positions computed for the first time, and the end of the prompt among them."""
-        request.highest = request.computed
-        if request.computed >= request.prompt_tokens and request.life.prefill_finished is None:
-            request.life.prefill_finished = now_ns
-
     def name_blocks(self, request: Request) -> None:
         """Let others find the blocks that are full now: their keys and values are written."""
         full = request.computed // self._pool.block_tokens
@@ -108,16 +102,18 @@ class Roster:
         self, request: Request, token: int, logprobs: TokenLogprobs | None, now_ns: int
     ) -> None:
         """Keep a sampled token; end its sequence where the token or its number says so."""
-        request.tokens.append(token)
-        if request.life.first_token is None:
-            request.life.first_token = now_ns
+        tokens, life = request.tokens, request.life
+        tokens.append(token)
+        if life.first_token is None:
+            # The step that samples the first token is the one that computes the prompt's end.
+            life.first_token = life.prefill_finished = now_ns
         if logprobs is None:
             self._deltas.append(Delta(request.number, [token]))
         else:
             self._deltas.append(Delta(request.number, [token], logprobs=[logprobs]))
         if token in request.stop_ids:
             self.end(request, "stop", now_ns)
-        elif len(request.tokens) > request.computed_max:
+        elif len(tokens) > request.computed_max:
             self.end(request, "length", now_ns)
 
     def score_prompts(self, found: dict[int, tuple[int, list[TokenLogprobs]]]) -> None:
@@ -129,6 +125,11 @@ class Roster:
             if fresh and request.finish is None:
                 request.scored += len(fresh)
                 self._deltas.append(Delta(number, [], prompt_logprobs=fresh))
+
+    def fail_rows(self, errors: dict[int, str], now_ns: int) -> None:
+        """End the sequences whose rows came back wrong; their tokens are void."""
+        for number, error in errors.items():
+            self.fail(self.requests[number], error, now_ns)
 
     def fail(self, request: Request, error: str, now_ns: int) -> None:
         """End one sequence with an error, once; nobody may reuse what it computed."""

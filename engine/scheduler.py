@@ -250,9 +250,11 @@ class Scheduler:
 
     def commit(self, plan: Plan, output: StepOutput, now_ns: int) -> None:
         """Advance every row, keep its token, and end what is done."""
-        requests, errors, logprobs = self.roster.requests, output.errors, output.logprobs
+        roster, requests = self.roster, self.roster.requests
         if output.prompt_logprobs:
-            self.roster.score_prompts(output.prompt_logprobs)
+            roster.score_prompts(output.prompt_logprobs)
+        if output.errors:
+            roster.fail_rows(output.errors, now_ns)
         caching, block_tokens = self.config.enable_prefix_caching, self.pool.block_tokens
         sampled = iter(output.tokens)
         for number, epoch, count, samples in zip(
@@ -262,20 +264,17 @@ class Scheduler:
             request.flights -= 1
             # A row of a sequence that was preempted or ended since does not count as computed.
             if request.epoch == epoch and request.planned > request.computed:
-                request.computed += count
-                self.roster.kv_tokens += count
-                if request.computed > request.highest:
-                    self.roster.rise(request, now_ns)
-                if caching and request.computed >= (request.named + 1) * block_tokens:
-                    self.roster.name_blocks(request)
-            token = next(sampled) if samples else None
-            if errors and number in errors:
-                self.roster.fail(request, errors[number], now_ns)
-            elif token is not None and request.finish is None:
-                told = logprobs.get(number) if logprobs else None
-                self.roster.append(request, token, told, now_ns)
+                computed = request.computed = request.computed + count
+                roster.kv_tokens += count
+                request.highest = max(request.highest, computed)
+                if caching and computed >= (request.named + 1) * block_tokens:
+                    roster.name_blocks(request)
+            if samples:
+                token = next(sampled)
+                if request.finish is None:
+                    roster.append(request, token, output.logprobs.get(number), now_ns)
             if request.finish is not None:
-                self.roster.settle(request, now_ns)
+                roster.settle(request, now_ns)
         self.policy.charge(plan, output)
 
     def roll_back(self, plan: Plan, error: str, now_ns: int) -> None:
