@@ -250,7 +250,7 @@ class Scheduler:
 
     def commit(self, plan: Plan, output: StepOutput, now_ns: int) -> None:
         """Advance every row, keep its token, and end what is done."""
-        roster, requests = self.roster, self.roster.requests
+        roster, requests, logprobs = self.roster, self.roster.requests, output.logprobs
         if output.prompt_logprobs:
             roster.score_prompts(output.prompt_logprobs)
         if output.errors:
@@ -266,13 +266,15 @@ class Scheduler:
             if request.epoch == epoch and request.planned > request.computed:
                 computed = request.computed = request.computed + count
                 roster.kv_tokens += count
-                request.highest = max(request.highest, computed)
+                if computed > request.highest:  # noqa: PLR1730  max() is a call a row
+                    request.highest = computed
                 if caching and computed >= (request.named + 1) * block_tokens:
                     roster.name_blocks(request)
             if samples:
                 token = next(sampled)
                 if request.finish is None:
-                    roster.append(request, token, output.logprobs.get(number), now_ns)
+                    told = logprobs.get(number) if logprobs else None
+                    roster.append(request, token, told, now_ns)
             if request.finish is not None:
                 roster.settle(request, now_ns)
         self.policy.charge(plan, output)
