@@ -67,37 +67,42 @@ class PackedBatch:
     def fill(self, plan: Plan, buckets: tuple[int, ...]) -> Filled:
         """Write a plan into the preallocated memory, padded to a bucket if it only decodes.
 
-        A row of padding is token 0 at position 0 of block 0, in nobody's way.
+        Idle rows follow the others. A row of padding is token 0 at position 0 of block 0, in
+        nobody's way.
         """
-        rows, total = len(plan.requests), len(plan.token_ids)
+        sampled, read = len(plan.requests), len(plan.token_ids)
+        rows, total = sampled + len(plan.idle_positions), read + len(plan.idle_positions)
         bucket = next((size for size in buckets if size >= rows), 0) if total == rows else 0
         padding = bucket - rows if bucket else 0
         counts: Integers = np.ones(rows + padding, np.int64)
-        counts[:rows] = plan.token_counts
+        counts[:sampled] = plan.token_counts
         first: Integers = np.zeros(rows + padding, np.int64)
-        first[:rows] = plan.start_positions
+        first[:sampled] = plan.start_positions
+        first[sampled:rows] = plan.idle_positions
         starts = np.concatenate([[0], counts.cumsum()])
         contexts = first + counts
-        tables = _padded(plan.block_tables, rows + padding, int(contexts.max()), self._block_tokens)
-        assert starts[rows] == total, "token_counts and token_ids disagree"
+        given = plan.block_tables + plan.idle_block_tables
+        tables = _padded(given, rows + padding, int(contexts.max()), self._block_tokens)
+        assert starts[sampled] == read, "token_counts and token_ids disagree"
 
         tokens = total + padding
         assert tokens <= len(self._ids.array), "the plan is larger than the token budget"
         row_of = np.repeat(np.arange(rows + padding), counts)
         positions = np.arange(tokens) - starts[row_of] + first[row_of]
         ids = self._ids.array
-        ids[:total] = plan.token_ids
+        ids[:read] = plan.token_ids
+        ids[read:total] = plan.idle_token_ids
         ids[total:tokens] = 0
         self._positions.array[:tokens] = positions
         blocks = tables[row_of, positions // self._block_tokens].astype(np.int64)
         offsets = positions % self._block_tokens
         self._slots.array[:tokens] = blocks * self._block_tokens + offsets
-        samples = starts[1 : rows + 1][plan.samples] - 1
+        samples = starts[1 : sampled + 1][plan.samples] - 1
         self._samples.array[: len(samples)] = samples
         self._starts.array[: len(starts)] = starts
         self._contexts.array[: len(contexts)] = contexts
         self._tables.array[: tables.size] = tables.ravel()
-        unread = np.flatnonzero(ids[:total] == PLACEHOLDER)
+        unread = np.flatnonzero(ids[:read] == PLACEHOLDER)
         return Filled(
             step=StepBatch(
                 input_ids=self._ids.sent(tokens),

@@ -13,6 +13,7 @@ from engine.spec import ModelSpec
 
 POLICY_NAMES = ("decode_first", "fcfs", "priority", "fair", "slo")
 BATCHING_MODES = ("continuous", "static", "dynamic")
+ISOLATIONS = ("none", "tenant")
 DTYPES = ("auto", "f32", "bf16")
 DTYPE_BYTES = {"f32": 4, "bf16": 2}
 
@@ -43,6 +44,7 @@ class EngineConfig:
     loop_depth: int = setting("steps in flight; 2 plans the next before this one is done", 1)
     scheduling_policy: str = setting("who goes first", "decode_first", POLICY_NAMES)
     enable_prefix_caching: bool = setting("reuse KV blocks of equal prompt beginnings", True)
+    prefix_cache_isolation: str = setting("who shares cached blocks", "none", ISOLATIONS)
     enable_chunked_prefill: bool = setting("let a prompt span several steps", True)
     long_prefill_tokens: int | None = setting("most prompt tokens of one request a step", None)
     partial_prefills_max: int | None = setting("most prompts computed in part at a time", None)
@@ -145,6 +147,7 @@ def _check(config: EngineConfig) -> None:
         ("batching", BATCHING_MODES),
         ("scheduling_policy", POLICY_NAMES),
         ("dtype", DTYPES),
+        ("prefix_cache_isolation", ISOLATIONS),
     ):
         value = getattr(config, flag)
         if value not in choices:

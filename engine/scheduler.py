@@ -122,7 +122,8 @@ class Scheduler:
         )
         if self.roster.held:
             for request in self.roster.running:
-                if request.finish is not None:
+                # What was not finite was cleared, and would come back if it were computed again.
+                if request.finish is not None and request.finish != "error":
                     draft.idle(request)
         return draft
 

@@ -227,6 +227,7 @@ class EngineClient:
                 priority=submission.priority,
                 slo=submission.slo,
                 stream=submission.stream,
+                cache_salt=submission.cache_salt,
                 received_at_ns=submission.received_at_ns,
             )
         )

@@ -41,12 +41,15 @@ class Job:
 
     style: Style
     external_id: str | None
+    tenant: str
     prompts: list[list[int]]
     n: int
     max_tokens: list[int]
     sampling: SamplingParams
     stops: tuple[str, ...]
     priority: int
+    slo: str | None
+    cache_salt: str
     stream: bool
     received_at_ns: int
     tokenized_at_ns: int
@@ -112,11 +115,14 @@ class Generation:
                 submission = Submission(
                     request_id=f"{self.id}-{index}" if several else self.id,
                     external_id=job.external_id,
+                    tenant=job.tenant,
                     parent_id=self.id if several else None,
                     prompt=prompt,
                     max_tokens=limit,
                     sampling=msgspec.structs.replace(job.sampling, seed=seed),
                     priority=job.priority,
+                    slo=job.slo,
+                    cache_salt=job.cache_salt,
                     stream=job.stream,
                     received_at_ns=job.received_at_ns,
                 )

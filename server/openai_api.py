@@ -6,16 +6,15 @@ queue what cannot run: whatever the engine accepted fits an empty engine.
 """
 
 import time
-import uuid
 from collections.abc import Sequence
-from typing import TypeVar
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from server.answers import Endpoint, Style
+from server.answers import Style
+from server.arrival import Arrival
 from server.chat_template import no_template
 from server.context import Context, context_of
 from server.engine_client import EngineDown
@@ -38,74 +37,10 @@ from server.schemas import (
     template_messages,
 )
 from server.streaming import GenerationResponse
-from telemetry.records import Rejection, RejectionReason
 from telemetry.records import Run as RunRecord
 
-EXTERNAL_ID_CHARS_MAX = 128
 ALOUD_MESSAGES_MAX = 256
 """Longer chats are rendered off the event loop: templates cost some 10 us a message."""
-
-Body = TypeVar("Body", bound=msgspec.Struct)
-
-
-class Arrival:
-    """One request on its way in: its ids, and how to refuse it on record."""
-
-    def __init__(self, request: Request, endpoint: Endpoint) -> None:
-        self.context = context_of(request)
-        self.endpoint = endpoint
-        self.id = ("chatcmpl-" if endpoint == "chat" else "cmpl-") + uuid.uuid4().hex
-        self.external_id = _external_id(request)
-        self.received_at_ns = 0
-
-    async def body(self, request: Request, kind: type[Body]) -> Body:
-        """Read and decode the body; the request counts as received from here on."""
-        data = await request.body()
-        self.received_at_ns = self.context.clock.now_ns()
-        return decode(data, kind)
-
-    def refused(self, reason: RejectionReason, error: ApiError) -> ApiError:
-        """Put a refusal on record and return its error."""
-        retry_after = error.headers.get("Retry-After")
-        self.context.bus.publish(
-            Rejection(
-                request_id=self.id,
-                external_id=self.external_id,
-                tenant="default",
-                rejected_at_ns=self.context.clock.now_ns(),
-                reason=reason,
-                retry_after_s=float(retry_after) if retry_after else None,
-            )
-        )
-        return error
-
-    def run(self) -> RunRecord:
-        """Return the limits in force, or refuse: no engine serves now."""
-        context = self.context
-        if not context.generations.admitting:
-            error = engine_down("the server is shutting down", retry_after_s=5)
-            raise self.refused("draining", error)
-        if context.engine.state != "ready" or context.engine.run is None:
-            loading = context.engine.state == "loading"
-            text = "the model is loading" if loading else "the engine is down"
-            raise self.refused("engine_down", engine_down(text, retry_after_s=2))
-        return context.engine.run
-
-    def headers(self) -> dict[str, str]:
-        """Return the headers that name the request."""
-        return {"x-request-id": self.external_id or self.id, "x-iterscope-request-id": self.id}
-
-
-def _external_id(request: Request) -> str | None:
-    given = request.headers.get("x-request-id")
-    if given is None:
-        return None
-    if len(given) > EXTERNAL_ID_CHARS_MAX or not given or not all("!" <= c <= "~" for c in given):
-        raise invalid(
-            "X-Request-Id",
-            f"X-Request-Id must be 1 to {EXTERNAL_ID_CHARS_MAX} visible ASCII characters",
-        )
-    return given
 
 
 async def chat_completions(request: Request) -> Response:
@@ -215,6 +150,9 @@ def _limits(
                 f"{len(prompt)} of the prompt and max_tokens {asked} exceed it"
             )
             raise invalid(_limit_name(body), message, code="context_length_exceeded")
+        if arrival.context.config.engine.batching != "continuous":
+            # A fixed batch reserves all of it, so that "the rest" would fill the pool.
+            room = min(room, arrival.context.config.engine.static_max_tokens)
         limit = asked or min(room, pool // n - len(prompt))
         if limit < 1 or n * (len(prompt) + limit) > pool:
             message = (
@@ -255,12 +193,15 @@ def _generate(
     job = Job(
         style=style,
         external_id=arrival.external_id,
+        tenant=arrival.tenant,
         prompts=ids,
         n=body.n or 1,
         max_tokens=limits,
         sampling=sampling_of(body),
         stops=stops(body),
         priority=body.priority or 0,
+        slo=msgspec.json.encode(body.slo).decode() if body.slo else None,
+        cache_salt=_cache_salt(context, arrival.tenant, body.cache_salt),
         stream=bool(body.stream),
         received_at_ns=arrival.received_at_ns,
         tokenized_at_ns=context.clock.now_ns(),
@@ -282,6 +223,12 @@ def _generate(
         headers=arrival.headers(),
         client_stall_s=context.config.client_stall_s,
     )
+
+
+def _cache_salt(context: Context, tenant: str, given: str | None) -> str:
+    """Return what sequences must have in common to reuse each other's blocks."""
+    isolated = context.config.engine.prefix_cache_isolation == "tenant"
+    return f"{tenant if isolated else ''}/{given or ''}"
 
 
 def answer(content: object, headers: dict[str, str] | None = None) -> Response:

@@ -34,6 +34,13 @@ class StreamOptions(msgspec.Struct, frozen=True, kw_only=True):
     continuous_usage_stats: bool | None = None
 
 
+class Objective(msgspec.Struct, frozen=True, kw_only=True):
+    """What the slo policy aims at for one request, in ms; None is the server's default."""
+
+    ttft_ms: Annotated[float, Meta(gt=0, le=86_400_000)] | None = None
+    tpot_ms: Annotated[float, Meta(gt=0, le=86_400_000)] | None = None
+
+
 class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     """The fields that both endpoints share; None is the default of each."""
 
@@ -49,6 +56,8 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     min_tokens: Count | None = None
     ignore_eos: bool | None = None
     priority: Priority | None = None
+    slo: Objective | None = None
+    cache_salt: Annotated[str, Meta(max_length=256)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     return_token_ids: bool | None = None

@@ -26,6 +26,7 @@ class Submission:
     priority: int = 0
     slo: str | None = None
     stream: bool = False
+    cache_salt: str = ""
     received_at_ns: int
 
 

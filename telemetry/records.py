@@ -193,7 +193,7 @@ class RequestEnd:
     prompt_tokens: Annotated[int, Doc("prompt length", "tokens")]
     cached_tokens: Annotated[int, Doc("prefix hit at its first admission", "tokens")]
     output_tokens: Annotated[int, Doc("sampled and kept", "tokens")]
-    recomputed_tokens: Annotated[int, Doc("lost at preemptions less hits on return, none below 0", "tokens")]
+    recomputed_tokens: Annotated[int, Doc("lost at preemptions, less hits on return", "tokens")]
     dropped_tokens: Annotated[int, Doc("computed in a step that no longer counted", "tokens")]
     wasted_tokens: Annotated[int, Doc("kept but never sent to the client", "tokens")]
     preemptions: Annotated[int, Doc("times it lost its blocks")]

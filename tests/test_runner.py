@@ -310,6 +310,26 @@ def test_padding_rows_lie_in_block_0_after_the_others() -> None:
     assert attention.block_tables.tolist() == [[9, 3], [5, 0], [0, 0], [0, 0]]
 
 
+def test_idle_rows_feed_their_last_token_again_after_the_others() -> None:
+    batch = PackedBatch(tokens=32, rows=8, model_len=64, block_tokens=4, device="cpu")
+    plan = replace(
+        plan_with_rows((6, 1, [9, 3]), (1, 1, [5])),
+        idle_token_ids=[77, 78],
+        idle_positions=[5, 0],
+        idle_block_tables=[[8, 2], [4]],
+    )
+    filled = batch.fill(plan, (4, 8))
+    step, attention = filled.step, filled.step.attention
+    assert (filled.bucket, filled.padding_tokens) == (4, 0)
+    assert step.input_ids.tolist() == [100, 101, 77, 78]
+    assert step.positions.tolist() == [6, 1, 5, 0]
+    assert step.sample_tokens.tolist() == [0]
+    assert attention.slot_mapping.tolist() == [14, 21, 9, 16]
+    assert attention.context_lengths.tolist() == [7, 2, 6, 1]
+    assert attention.block_tables.tolist() == [[9, 3], [5, 0], [8, 2], [4, 0]]
+    assert batch.fill(plan, (3, 8)).padding_tokens == 4
+
+
 def test_unread_tokens_are_told_by_place_and_request() -> None:
     batch = PackedBatch(tokens=32, rows=8, model_len=64, block_tokens=4, device="cpu")
     plan = plan_with_rows((6, 1, [9, 3]), (0, 3, [5]), (4, 1, [1, 2]))
