@@ -5,6 +5,7 @@ runs them batched, in chunks, preempted, in each mode and at loop depth 1 and 2,
 and log-probabilities are those of a lone run, and these are transformers' own.
 """
 
+import functools
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -15,10 +16,13 @@ import torch
 from transformers import LlamaForCausalLM
 
 from engine.core import Core
-from engine.messages import SamplingParams, Submit, TokenLogprobs
+from engine.logprobs import scored_prompts
+from engine.loop import merge
+from engine.messages import Delta, SamplingParams, Submit, TokenLogprobs
+from engine.plan import History, Plan
 from engine.runner import ModelRunner
 from tests import tiny
-from tests.simulation import Recorder
+from tests.simulation import Recorder, Simulation
 from tests.test_equivalence import CASES, engine, run, submits
 from tests.test_penalties import oracle
 
@@ -279,3 +283,55 @@ def test_a_prompts_scores_are_the_same_whatever_the_cache_holds(
                 np.testing.assert_allclose(values, expected.numpy(), atol=1e-3)
         hits = sum(sum(record.admitted_cached_tokens) for record in recorder.iterations)
         assert (hits > 0) == setting["enable_prefix_caching"]
+
+
+def scores(first: int, last: int) -> list[TokenLogprobs]:
+    return [TokenLogprobs(-float(place)) for place in range(first, last)]
+
+
+def test_a_prompts_token_that_is_scored_twice_is_told_once() -> None:
+    simulation = Simulation()
+    number = simulation.add("A", 40, 4)
+    roster = simulation.scheduler.roster
+    for first, last in ((1, 9), (1, 12), (3, 8), (12, 20), (9, 21)):
+        roster.score_prompts({number: (first, scores(first, last))})
+    found = [one for delta in roster.take_deltas() for one in delta.prompt_logprobs or []]
+    assert found == scores(1, 21)
+    with pytest.raises(AssertionError, match="out of order"):
+        roster.score_prompts({number: (22, scores(22, 23))})
+
+
+def test_only_positions_not_told_before_are_scored() -> None:
+    """A prompt of 30, of which 10 were told, is computed again behind a plain row of 5."""
+    tokens = list(range(100, 130))
+    plan = Plan(
+        step=1,
+        token_budget=99,
+        requests=[4, 8],
+        start_positions=[7, 0],
+        token_counts=[5, 30],
+        samples=[False, True],
+        sampling=[SamplingParams(), SamplingParams(prompt_logprobs=3)],
+        output_indices=[0, 0],
+        histories=[History(row=1, tokens=tokens, prompt_tokens=30, scored=10)],
+    )
+    wanted = scored_prompts(plan, "cpu")
+    assert wanted is not None
+    assert wanted.places.tolist() == list(range(5 + 9, 5 + 29))
+    assert wanted.targets.tolist() == tokens[10:]
+    assert (wanted.requests, wanted.firsts, wanted.counts, wanted.tops) == ([8], [10], [20], [3])
+    plan.histories = [History(row=1, tokens=tokens, prompt_tokens=30, scored=30)]
+    assert scored_prompts(plan, "cpu") is None
+
+
+def test_unsent_reports_keep_scores_beside_their_tokens() -> None:
+    deltas = [
+        Delta(1, [], prompt_logprobs=scores(1, 4)),
+        Delta(1, [50], prompt_logprobs=scores(4, 5), logprobs=scores(50, 51)),
+        Delta(1, [51, 52], logprobs=scores(51, 53)),
+        Delta(1, [], "length"),
+    ]
+    one = functools.reduce(merge, deltas)
+    assert one == Delta(1, [50, 51, 52], "length", None, scores(50, 53), scores(1, 5))
+    plain = functools.reduce(merge, [Delta(2, [5]), Delta(2, [6], "stop")])
+    assert (plain.logprobs, plain.prompt_logprobs) == (None, None)
