@@ -67,7 +67,7 @@ def ids(length: int, salt: str) -> list[int]:
 def probes(prefix: str) -> list[Work]:
     """Return the prompts that run alone and inside the load."""
     return [
-        Work(name=f"{prefix}-{length}", prompt=ids(length, f"p{length}"), max_tokens=48)
+        Work(name=f"{prefix}-{length}", prompt=ids(length, f"p{length}"), max_tokens=64)
         for length in PROBE_LENGTHS
     ]
 
@@ -78,7 +78,7 @@ def crowd() -> list[Work]:
     works = []
     for number in range(OTHERS):
         length = round(math.exp(generator.uniform(math.log(8), math.log(1500))))
-        output = generator.randrange(24, 120)
+        output = generator.randrange(60, 200)
         leaves = output // 3 if number % 24 < 21 and number % 2 == 0 else 0
         works.append(
             Work(
@@ -122,9 +122,9 @@ async def run_load(url: str) -> dict[str, Any]:
         alone = [await ask(client, work) for work in probes("alone")]
         marker = await sql(client, "SELECT max(end_at_ns) FROM iteration")
         mixed = crowd()
-        # Probes stand at the end of the line as well as at its head, so that some are young
-        # enough to be preempted.
-        order = probes("load")[:4] + mixed + probes("load")[4:]
+        # Long probes stand at the head of the line, short ones in its middle: those run beside
+        # many others and are young enough to be preempted by older ones that grow.
+        order = probes("load")[4:] + mixed[:10] + probes("load")[:4] + mixed[10:]
         began = time.monotonic()
         texts = dict(
             zip(
