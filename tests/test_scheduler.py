@@ -288,6 +288,58 @@ def test_abort_is_idempotent_and_unknown_ids_are_left_alone() -> None:
     assert len(last) == 1
 
 
+def cancelled_in(state: str) -> Simulation:
+    """Return a simulation whose A is in the named state."""
+    settings: dict[str, dict[str, object]] = {
+        "mid-prefill": {"max_num_batched_tokens": 8, "max_num_seqs": 2},
+        "preempted": {"kv_blocks": 5},
+        "held": {"batching": "static", "kv_blocks": 16},
+        "finishing": {"depth": 2},
+        "in flight": {"depth": 2},
+    }
+    simulation = Simulation(**settings.get(state, {}))  # type: ignore[arg-type]
+    if state == "waiting":
+        simulation.add("Z", 8, 8)
+        simulation.step()
+        simulation.add("A", 100, 20)
+    elif state == "preempted":
+        simulation.add("Z", 30, 30)
+        simulation.add("A", 14, 30)
+        while simulation.scheduler.roster.requests[2].state != "preempted":
+            simulation.step()
+    elif state == "held":
+        simulation.add("A", 8, 2)
+        simulation.add("Z", 8, 9)
+        simulation.step(3)
+    else:
+        simulation.add("A", 20, 4, stop_at=2 if state == "finishing" else 0)
+        simulation.step(1 if state in ("mid-prefill", "in flight") else 2)
+    return simulation
+
+
+@pytest.mark.parametrize(
+    "state", ["waiting", "mid-prefill", "decoding", "preempted", "held", "finishing", "in flight"]
+)
+def test_a_cancel_in_any_state_frees_once_and_ends_once(state: str) -> None:
+    simulation = cancelled_in(state)
+    for _ in range(3):
+        simulation.cancel("A")
+        check(simulation.scheduler)
+    simulation.drain()
+    ends = [end for end in simulation.emitted.ends if end.request_id == "req-A"]
+    assert len(ends) == 1
+    decided_before = state in ("held", "finishing")
+    assert (ends[0].finish == "cancelled") != decided_before
+    finishes = [
+        delta.finish
+        for delta in simulation.emitted.deltas
+        if delta.finish and simulation.names[delta.request] == "A"
+    ]
+    assert len(finishes) == 1
+    assert simulation.scheduler.pool.used == 0
+    assert_laws(simulation)
+
+
 def test_blocks_return_to_the_same_idle_number() -> None:
     """Whatever the lengths are around a block's border, no block stays behind."""
     simulation = Simulation(kv_blocks=64, max_num_seqs=8, max_num_batched_tokens=64)
