@@ -5,6 +5,7 @@ spawns it; tests run `run_engine` in a thread. Importing this module must not im
 the server does so to spawn it.
 """
 
+import gc
 import shutil
 import signal
 import traceback
@@ -68,6 +69,9 @@ def run_engine(start: EngineStart, stop: Event | None = None) -> None:
     clock = MonotonicClock(start.zero_ns)
     try:
         core, run = build(start.config, emit=outbox, clock=clock, progress=outbox.progress)
+        # What the start has made stays for good: the collector need not walk it at every pass.
+        gc.collect()
+        gc.freeze()
         outbox.tell(Ready(run=run))
         core.wake()
         loop = Loop(core=core, inbox=inbox, outbox=outbox, sentinel=start.sentinel, stop=stop)
