@@ -14,6 +14,7 @@ from engine.spec import ModelSpec
 POLICY_NAMES = ("decode_first", "fcfs", "priority", "fair", "slo")
 BATCHING_MODES = ("continuous", "static", "dynamic")
 ISOLATIONS = ("none", "tenant")
+THREADS_MAX = 1024
 DTYPES = ("auto", "f32", "bf16")
 DTYPE_BYTES = {"f32": 4, "bf16": 2}
 
@@ -167,6 +168,8 @@ def _check(config: EngineConfig) -> None:
         raise ConfigError("--tenant-weights must be name=number, separated by commas") from None
     if not all(0 < weight < math.inf for weight in weights.values()):
         raise ConfigError("--tenant-weights must be above 0")
+    if (config.engine_threads or 1) > THREADS_MAX:
+        raise ConfigError(f"--engine-threads must be at most {THREADS_MAX}")
     if config.loop_depth > 2:
         raise ConfigError("--loop-depth must be 1 or 2")
     if buckets and (buckets[0] < 1 or buckets[-1] > 1024):

@@ -139,6 +139,8 @@ def check(config: ServerConfig) -> None:
             raise ConfigError(f"{flag_name(name)} must lie within {low} and {high}, not {value}")
     if config.log_level not in LOG_LEVELS:
         raise ConfigError(f"--log-level must be one of {', '.join(LOG_LEVELS)}")
+    if config.api_key == "":
+        raise ConfigError("--api-key is empty: leave it out to serve without a key")
     if config.api_key is not None and not config.api_key.isascii():
         raise ConfigError("--api-key must be ASCII: HTTP headers carry nothing else safely")
     try:

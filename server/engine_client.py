@@ -145,13 +145,37 @@ class EngineClient:
     def _spawn(self) -> None:
         self.state = "loading"
         self.progress = None
-        self._engine = engine = EngineProcess(self._context, self._config)
+        try:
+            engine = self._started()
+        except (OSError, zmq.ZMQError) as error:
+            # The machine has nothing left to start it with, file descriptors for one: try again.
+            self.state = "down"
+            self._fault(f"the engine could not be started ({error})")
+            self._deaths_in_a_row += 1
+            self._start_later(f"could not be started ({error})")
+            return
+        self._engine = engine
         self._publication = Publication(self._publish)
-        engine.start(self._clock.zero_ns)
         loop = asyncio.get_running_loop()
         for socket in (engine.channels.control, engine.channels.records):
             loop.add_reader(socket.FD, self._drain)
         loop.add_reader(engine.sentinel, self._bury)
+
+    def _started(self) -> EngineProcess:
+        """Return a running engine process; OSError or ZMQError leave nothing behind."""
+        engine = EngineProcess(self._context, self._config)
+        try:
+            engine.start(self._clock.zero_ns)
+        except OSError:
+            engine.close()
+            raise
+        return engine
+
+    def _start_later(self, why: str) -> None:
+        """Start another engine after a delay that doubles with each death in a row."""
+        delay_s = min(RESTART_S_MAX, 2.0 ** (self._deaths_in_a_row - 1) - 1)
+        self._log.error("the engine %s; starting another in %.0f s", why, delay_s)
+        self._restart = asyncio.get_running_loop().call_later(delay_s, self._spawn)
 
     def _bury(self) -> None:
         """Take in what a dead engine still said, end what it left open, and start another."""
@@ -177,9 +201,7 @@ class EngineClient:
         if self.failure is not None and self.run is None:
             self._settled.set()
             return
-        delay_s = min(RESTART_S_MAX, 2.0 ** (self._deaths_in_a_row - 1) - 1)
-        self._log.error("the engine died (%s); starting another in %.0f s", ended, delay_s)
-        self._restart = loop.call_later(delay_s, self._spawn)
+        self._start_later(f"died ({ended})")
 
     def _close_sequences(self, error: str) -> None:
         """Give every open sequence its error, and its end or its refusal on record."""

@@ -66,10 +66,11 @@ class EngineProcess:
             folder=str(self.folder),
         )
         context = multiprocessing.get_context("spawn")
-        self._process = context.Process(
+        process = context.Process(
             target=engine_process, args=(start,), name="iterscope-engine", daemon=True
         )
-        self._process.start()
+        process.start()
+        self._process = process
 
     @property
     def sentinel(self) -> int:

@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from server.config import default_history
+from server.config import default_api_key, default_history
 from telemetry.config import TelemetryConfig
 from telemetry.database import (
     HistoryLocked,
@@ -54,7 +54,7 @@ def add_sql_flags(parser: argparse.ArgumentParser) -> None:
     place.add_argument(
         "--history", help=f"folder of the history to read (default: {default_history()})"
     )
-    parser.add_argument("--api-key", help="key of the server, if it wants one")
+    parser.add_argument("--api-key", help="key of the server (or ITERSCOPE_API_KEY)")
     parser.add_argument("--json", action="store_true", help="print the answer as JSON")
 
 
@@ -76,8 +76,9 @@ def run_sql_command(args: argparse.Namespace) -> int:
 
 
 def _ask(args: argparse.Namespace) -> bytes:
+    key = args.api_key or default_api_key()
     if args.url:
-        return _ask_server(args.url, args.sql, args.api_key)
+        return _ask_server(args.url, args.sql, key)
     folder = Path(args.history).expanduser() if args.history else default_history()
     try:
         connection = open_read_only(folder)
@@ -85,7 +86,7 @@ def _ask(args: argparse.Namespace) -> bytes:
         server = read_server_file(folder)
         if server is None:
             raise SqlFailed(f"{error}; it does not say at which address it serves") from error
-        return _ask_server(server.url, args.sql, args.api_key)
+        return _ask_server(server.url, args.sql, key)
     limits = TelemetryConfig()
     runner = QueryRunner(
         connection.cursor, rows_max=limits.sql_rows_max, deadline_s=limits.sql_deadline_s

@@ -391,6 +391,7 @@ def test_resolve_makes_one_effective_limit() -> None:
         ({"scheduling_policy": "lottery"}, "--scheduling-policy"),
         ({"decode_buckets": "1,x"}, "--decode-buckets"),
         ({"decode_buckets": "0"}, "--decode-buckets"),
+        ({"engine_threads": 9999}, "--engine-threads"),
     ],
 )
 def test_resolve_names_the_flag(wrong: dict[str, object], flag: str) -> None:

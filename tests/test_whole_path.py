@@ -9,6 +9,7 @@ import asyncio
 import json
 import os
 import random
+import resource
 import signal
 import threading
 from collections.abc import Iterator
@@ -21,7 +22,7 @@ import pytest
 
 from bench.laws import LAWS
 from tests import tiny
-from tests.servers import WAIT_S, Server, serving, wait
+from tests.servers import WAIT_S, Server, answers, serving, wait
 
 FLAGS = (
     *("--kv-blocks", "48", "--max-num-batched-tokens", "64", "--max-num-seqs", "16"),
@@ -254,6 +255,21 @@ def test_engine_killed_under_load(model: Path, tmp_path: Path) -> None:
         assert starts == ends == [9]
         assert rows(server.url, "SELECT count(DISTINCT generation) FROM run") == [[2]]
         assert_laws(server.url)
+
+
+def test_an_engine_that_cannot_be_started_is_tried_again(model: Path, tmp_path: Path) -> None:
+    """No file descriptor is left when the engine dies: the server waits for some, and recovers."""
+    with serving(tmp_path, model, *FLAGS) as server:
+        pid = server.process.pid
+        soft, hard = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, (8, hard))
+        os.kill(engine_pid(server), signal.SIGKILL)
+        wait(lambda: "the engine could not be started" in server.log, WAIT_S, server)
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, (soft, hard))
+        wait(lambda: answers(server, "/ready"), 60, server)
+        body = {"prompt": prompt(4, "after"), "max_tokens": 3, "ignore_eos": True}
+        again = httpx.post(f"{server.url}/v1/completions", json=body, timeout=WAIT_S)
+        assert again.json()["usage"]["completion_tokens"] == 3
 
 
 def test_server_killed_under_load(model: Path, tmp_path: Path) -> None:
