@@ -30,9 +30,10 @@ from engine.messages import (
 from engine.spec import ModelSpec
 from server.clock import Clock
 from server.engine_process import EngineProcess
+from server.lost import lost_end, refusal, witnesses
 from server.publication import Publication
 from server.queue import Queue
-from server.sequence import Sequence, Submission, lost_end, refusal
+from server.sequence import Sequence, Submission
 from telemetry.bus import Bus
 from telemetry.records import (
     CancelCause,
@@ -211,11 +212,25 @@ class EngineClient:
             sequence.put(Delta(number, [], "error", error))
             if number not in started:
                 self._publish(refusal(sequence.submission, now), None)
-        for start in started.values():
-            self._publish(lost_end(start, self._live.get(start.request), error, now), None)
+        seen = witnesses(started, self._iterations_held())
+        for number, start in started.items():
+            sequence_or_none = self._live.get(number)
+            end = lost_end(start, sequence_or_none, seen[number], error=error, now_ns=now)
+            self._publish(end, None)
         self._live.clear()
         self.queue.clear()
         self._running = 0
+
+    def _iterations_held(self) -> list[Iteration]:
+        """Return this generation's iterations that the bus still holds, oldest first."""
+        bus = self._bus
+        with bus.reader(bus.tail_snapshot().seq, label="post-mortem") as reader:
+            entries = reader.take(bus.capacity).entries
+        return [
+            entry.record
+            for entry in entries
+            if isinstance(entry.record, Iteration) and entry.generation == bus.generation
+        ]
 
     # ---- requests
 

@@ -1,7 +1,6 @@
 """One live sequence as the server sees it: what was submitted, and the mailbox of its tokens.
 
-Owns Submission and Sequence, and the records that the server must write for a sequence whose
-engine died before it could. engine_client.py fills the mailbox, generation.py empties it.
+Owns Submission and Sequence. engine_client.py fills the mailbox, generation.py empties it.
 Everything here runs on the event loop.
 """
 
@@ -9,7 +8,7 @@ import asyncio
 from dataclasses import dataclass
 
 from engine.messages import Delta, SamplingParams, TokenLogprobs, joined
-from telemetry.records import Finish, Rejection, RequestEnd, RequestStart
+from telemetry.records import Finish
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,51 +68,3 @@ class Sequence:
         self.finish = delta.finish
         self._error = delta.error
         self._news.set()
-
-
-def refusal(submission: Submission, now_ns: int) -> Rejection:
-    """Return the record of a submission that no engine took into its queue."""
-    return Rejection(
-        request_id=submission.request_id,
-        external_id=submission.external_id,
-        tenant=submission.tenant,
-        rejected_at_ns=now_ns,
-        reason="engine_down",
-        retry_after_s=None,
-    )
-
-
-def lost_end(start: RequestStart, sequence: Sequence | None, error: str, now_ns: int) -> RequestEnd:
-    """Return the end that a dead engine can no longer write, from what the server saw.
-
-    Instants that only the engine knew are None. A finish that reached the server stands.
-    """
-    finish = sequence.finish if sequence and sequence.finish else "error"
-    return RequestEnd(
-        request=start.request,
-        request_id=start.request_id,
-        external_id=start.external_id,
-        parent_id=start.parent_id,
-        tenant=start.tenant,
-        received_at_ns=sequence.submission.received_at_ns if sequence else start.arrived_at_ns,
-        arrived_at_ns=start.arrived_at_ns,
-        admitted_at_ns=None,
-        first_scheduled_at_ns=None,
-        prefill_finished_at_ns=None,
-        first_token_at_ns=None,
-        cancel_requested_at_ns=None,
-        decided_at_ns=now_ns,
-        freed_at_ns=now_ns,
-        released_at_ns=now_ns,
-        prompt_tokens=start.prompt_tokens,
-        cached_tokens=0,
-        output_tokens=sequence.received_tokens if sequence else 0,
-        recomputed_tokens=0,
-        dropped_tokens=0,
-        wasted_tokens=0,
-        preemptions=0,
-        iterations=0,
-        finish=finish,
-        cancel_cause=None,
-        error=error if finish == "error" else None,
-    )

@@ -238,7 +238,8 @@ def test_engine_killed_under_load(model: Path, tmp_path: Path) -> None:
     flags = (*FLAGS, "--kv-blocks", "400", "--history", str(tmp_path / "history"))
     with serving(tmp_path, model, *flags) as server:
         clients = Clients(server.url, 8)
-        wait(lambda: clients.begun > 20, WAIT_S, server)
+        started = "SELECT count(*) FROM request_start"
+        wait(lambda: clients.begun > 20 and rows(server.url, started) == [[8]], WAIT_S, server)
         os.kill(engine_pid(server), signal.SIGKILL)
         wait(lambda: server.get("/health").status_code == 503, WAIT_S, server)
         assert clients.join() == ["error event"] * 8
@@ -253,6 +254,15 @@ def test_engine_killed_under_load(model: Path, tmp_path: Path) -> None:
             "SELECT count(*) FROM request_start UNION ALL SELECT count(*) FROM request_end",
         )
         assert starts == ends == [9]
+        lost = rows(
+            server.url,
+            """
+            SELECT any_value(e.iterations) = count(s.step),
+                   any_value(e.first_token_at_ns > e.admitted_at_ns)
+            FROM request_end e JOIN slice s USING (run_id, request)
+            WHERE e.finish = 'error' GROUP BY e.request""",
+        )
+        assert lost == [[True, True]] * 8, "the end does not tell what the iterations tell"
         assert rows(server.url, "SELECT count(DISTINCT generation) FROM run") == [[2]]
         assert_laws(server.url)
 
