@@ -2,7 +2,8 @@
 
 Replays a sample of the Azure conversation trace in real time against the engine in this process (no
 HTTP), lengths scaled to the model, greedy. First table: continuous, static, dynamic at a rate the
-engine holds. Second: every policy at overload, three tenants, goodput under a stated SLO.
+engine holds. Second: every policy at overload, three tenants, goodput under a stated SLO. Run it
+alone on the machine, with OMP_WAIT_POLICY=PASSIVE, as the server runs its engine.
 """
 
 import argparse
