@@ -57,7 +57,10 @@ class Admission:
             return "batch_closed"
         if len(view.running) >= self._config.max_num_seqs:
             return "seqs"
-        pending = request.pending - len(self.hits(request)) * self._pool.block_tokens
+        if draft.left <= 0 and not self._batching.fixed:
+            return "budget"  # known before the prompt's blocks are looked up
+        hits = self.hits(request)
+        pending = request.pending - len(hits) * self._pool.block_tokens
         if stop := self._over_budget(draft, pending):
             return stop
         if self._waits_for_leader(request) or (self._is_ready and not self._is_ready(request)):
@@ -65,7 +68,7 @@ class Admission:
         refusal = self._policy.refuse(request, view)
         if refusal == "slo" or (not self._batching.fixed and draft.share(pending) <= 0):
             return "slo"
-        if "kv" in draft.plan.preempted_causes or not self._fits(request, view):
+        if "kv" in draft.plan.preempted_causes or not self._fits(request, hits, view):
             return "kv"
         return refusal
 
@@ -94,8 +97,7 @@ class Admission:
         """Return the token check that fails; a forming fixed batch takes its tokens later."""
         if self._batching.fixed:
             return None
-        whole = not self._config.enable_chunked_prefill
-        if draft.left <= 0 or (whole and pending > draft.left):
+        if not self._config.enable_chunked_prefill and pending > draft.left:
             return "budget"
         partials_max = self._config.partial_prefills_max
         if partials_max is None or draft.partials < partials_max:
@@ -113,12 +115,11 @@ class Admission:
         full = min(request.known - 1, len(request.tokens)) // self._pool.block_tokens
         return self._pool.lookup(request.digests_of(full, self._pool.block_tokens))
 
-    def _fits(self, request: Request, view: View) -> bool:
+    def _fits(self, request: Request, hits: list[int], view: View) -> bool:
         """Whether the whole request may reserve now, its own hits counted as there.
 
         The watermark binds only while something runs, so whatever was accepted fits alone.
         """
         keep = self._watermark if view.running else 0
-        hits = self.hits(request)
         needed = self._pool.blocks_for(self._batching.reserves(request)) - len(hits)
         return needed <= self._pool.available - self._pool.unheld(hits) - keep
