@@ -114,6 +114,11 @@ def quoted(name: str) -> str:
 
 def ddl() -> list[str]:
     """Return the statements that make an empty database one of ours, each safe to repeat."""
+    return table_ddl() + view_ddl()
+
+
+def table_ddl() -> list[str]:
+    """Return the part of `ddl` that makes the tables."""
     statements = []
     for name, summary, items in tables():
         lines = [
@@ -127,11 +132,16 @@ def ddl() -> list[str]:
             f"COMMENT ON COLUMN {name}.{quoted(item.name)} IS {_literal(_described(item))}"
             for item in items
         ]
+    return statements
+
+
+def view_ddl() -> list[str]:
+    """Return the part of `ddl` that makes the views, over tables of these names."""
     parts = [f"{expression} AS {column.name}" for column, expression in slice_columns()]
-    statements.append(
-        f"CREATE OR REPLACE VIEW {SLICE_VIEW} AS SELECT {', '.join(parts)} FROM iteration"
-    )
-    statements.append(f"COMMENT ON VIEW {SLICE_VIEW} IS {_literal(SLICE_DOC)}")
+    statements = [
+        f"CREATE OR REPLACE VIEW {SLICE_VIEW} AS SELECT {', '.join(parts)} FROM iteration",
+        f"COMMENT ON VIEW {SLICE_VIEW} IS {_literal(SLICE_DOC)}",
+    ]
     statements += [
         f"COMMENT ON COLUMN {SLICE_VIEW}.{column.name} IS {_literal(_described(column))}"
         for column, _ in slice_columns()
