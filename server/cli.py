@@ -31,6 +31,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser of all commands; `run` of the parsed flags is what to call with them."""
+    from server.export_command import add_export_flags, run_export_command  # noqa: PLC0415
     from server.sql_command import add_sql_flags, run_sql_command  # noqa: PLC0415
 
     parser = Parser("iterscope", description="Continuous batching you can see.")
@@ -42,6 +43,9 @@ def build_parser() -> argparse.ArgumentParser:
     sql = commands.add_parser("sql", help="ask the history one SELECT")
     add_sql_flags(sql)
     sql.set_defaults(run=run_sql_command)
+    export = commands.add_parser("export", help="write a range of the record as a Perfetto trace")
+    add_export_flags(export)
+    export.set_defaults(run=run_export_command)
     return parser
 
 
