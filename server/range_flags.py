@@ -20,7 +20,9 @@ def add_range_flags(parser: argparse.ArgumentParser) -> None:
         help="begin, such as 2026-11-30T14:03:00 (UTC unless it names a zone)",
     )
     parser.add_argument("--to", dest="until", metavar="INSTANT", help="end of the range")
-    parser.add_argument("--run", metavar="RUN_ID", help="only this life of the server")
+    parser.add_argument(
+        "--run", dest="run_id", metavar="RUN_ID", help="only this life of the server"
+    )
 
 
 def range_of(args: argparse.Namespace) -> TimeRange:
@@ -31,7 +33,7 @@ def range_of(args: argparse.Namespace) -> TimeRange:
         from_unix_us=instant_us(args.since) if args.since else None,
         to_unix_us=instant_us(args.until) if args.until else None,
         last_us=length_us(args.last) if args.last else None,
-        run_id=args.run,
+        run_id=args.run_id,
     )
 
 

@@ -4,7 +4,6 @@ Owns the proofs of telemetry/lanes.py, perfetto.py, reading.py and of `iterscope
 of the real core. The format itself is checked by tests/trace_format.py.
 """
 
-import argparse
 import io
 import itertools
 import json
@@ -15,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from server.export_command import add_export_flags, run_export_command
+from server.cli import main
 from telemetry.perfetto import trace_events, write_trace
 from telemetry.reading import Placed, read_records
 from telemetry.records import Record
@@ -221,9 +220,7 @@ def test_a_range_takes_the_steps_in_it_and_whole_requests(tmp_path: Path) -> Non
 
 
 def export(*arguments: str) -> int:
-    parser = argparse.ArgumentParser()
-    add_export_flags(parser)
-    return run_export_command(parser.parse_args(arguments))
+    return main(["export", *arguments])
 
 
 def test_the_command_writes_a_trace_of_a_file(tmp_path: Path) -> None:
