@@ -30,6 +30,7 @@ STEPS, DEVICE = 1, 2
 PARTS = ("gap", "plan", "launch", "wait", "commit")
 """The parts of a tile in the order in which they happen."""
 HALVES_KEPT = 4096
+FLOWS_A_RUN = 10**9
 
 Event = dict[str, Any]
 Kept = TypeVar("Kept")
@@ -182,7 +183,8 @@ def _flows(track: Track, record: Iteration) -> Iterator[Event]:
         flow = {
             "name": "preempted for",
             "cat": "preemption",
-            "id": f"{track.requests}.{track.flows}",
+            # A number: Perfetto's importer takes no other text for the id of a flow.
+            "id": track.requests * FLOWS_A_RUN + track.flows,
             "pid": track.requests,
             "ts": track.us(max(decided, track.span.from_ns)),
         }

@@ -95,13 +95,14 @@ def _check_counters(events: list[dict[str, Any]]) -> None:
 
 
 def _check_flows(events: list[dict[str, Any]], slices: Slices) -> None:
-    flows: dict[tuple[str, str], list[dict[str, Any]]] = defaultdict(list)
+    flows: dict[tuple[str, int], list[dict[str, Any]]] = defaultdict(list)
     for event in events:
         if event["ph"] in "sf":
             flows[event["cat"], event["id"]].append(event)
             lane, at = slices[event["pid"], event["tid"]], ns(event["ts"])
             assert any(begin <= at < end for begin, end, _ in lane), f"{event} binds to no slice"
-    for pair in flows.values():
+    for (_, number), pair in flows.items():
+        assert isinstance(number, int), "viewers take numbers alone"
         assert [event["ph"] for event in pair] == ["s", "f"]
         assert pair[0]["ts"] <= pair[1]["ts"]
         assert pair[1]["bp"] == "e", "binds to the slice around it, not to the next one"
