@@ -22,7 +22,7 @@ from typing import Any
 
 import httpx
 
-from bench.laws import LAWS
+from bench.laws import laws
 
 PROBE_LENGTHS = (8, 40, 120, 300, 500, 700, 900, 1200)
 OTHERS = 24
@@ -189,7 +189,10 @@ async def examine(url: str, load: dict[str, Any]) -> dict[str, Any]:
         await settle(client)
         listing = await sql(client, LISTING, load["began_at_ns"])
         company = await sql(client, COMPANY)
-        breaches = {name: (await sql(client, query))["rows"] for name, query in LAWS.items()}
+        breaches = {
+            name: (await sql(client, law.sql, *law.parameters))["rows"]
+            for name, law in laws().items()
+        }
         used = (
             await sql(
                 client,

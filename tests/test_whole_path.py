@@ -20,7 +20,7 @@ from typing import Any
 import httpx
 import pytest
 
-from bench.laws import LAWS
+from bench.laws import laws
 from tests import tiny
 from tests.servers import WAIT_S, Server, answers, serving, wait
 
@@ -60,8 +60,8 @@ def rows(url: str, sql: str, *parameters: object) -> list[list[Any]]:
 
 
 def assert_laws(url: str) -> None:
-    for law, query in LAWS.items():
-        assert rows(url, query) == [], law
+    for name, law in laws().items():
+        assert rows(url, law.sql, *law.parameters) == [], name
 
 
 def prompt(length: int, salt: str) -> list[int]:
@@ -299,4 +299,5 @@ def test_server_killed_under_load(model: Path, tmp_path: Path) -> None:
         found = rows(server.url, "SELECT finish, error, count(*) FROM request_end GROUP BY ALL")
         assert found == [["error", "server lost", 8]]
         assert rows(server.url, "SELECT count(*) FROM request_start") == [[8]]
-        assert rows(server.url, LAWS["each start has exactly one end"]) == []
+        law = laws()["each start has exactly one end"]
+        assert rows(server.url, law.sql, *law.parameters) == []
