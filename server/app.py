@@ -21,6 +21,7 @@ from server import openai_api, system_api
 from server.config import ServerConfig
 from server.context import Context
 from server.errors import ApiError
+from server.queries_api import queries_routes
 from server.telemetry_api import telemetry_routes
 
 OPEN_PATHS = frozenset({"/health", "/ready"})
@@ -133,6 +134,7 @@ def build_app(context: Context) -> Starlette:
             *openai_api.ROUTES,
             *system_api.ROUTES,
             *telemetry_routes,
+            *queries_routes,
             Mount("/dashboard", Page(directory=DASHBOARD, html=True)),
             Route("/", _root, methods=["GET"]),
         ],

@@ -54,12 +54,15 @@ async def stream(request: Request) -> TelemetryStream:
 
 async def sql(request: Request) -> Response:
     """POST /telemetry/sql: one SELECT over the history, everything published so far included."""
-    history = context_of(request).history
     asked = await _sql_request(request)
+    return await answer_sql(request, asked.sql, asked.parameters)
+
+
+async def answer_sql(request: Request, text: str, parameters: list[Scalar]) -> Response:
+    """Answer one SELECT of a client, or a named one, with all that is published so far."""
+    history = context_of(request).history
     try:
-        answer = history.queries.submit(
-            asked.sql, asked.parameters, before=lambda: history.flush(FLUSH_S)
-        )
+        answer = history.queries.submit(text, parameters, before=lambda: history.flush(FLUSH_S))
         result = await asyncio.wrap_future(answer)
     except QueryUnavailable as error:
         raise ApiError(503, error.message, code="sql_unavailable") from error
@@ -101,17 +104,22 @@ def _hz(text: str) -> float:
 
 
 async def _sql_request(request: Request) -> SqlRequest:
+    try:
+        return msgspec.json.decode(await read_body(request), type=SqlRequest)
+    except msgspec.DecodeError as error:
+        raise invalid("sql", f'the body must be {{"sql": "...", "parameters": []}}: {error}') from (
+            error
+        )
+
+
+async def read_body(request: Request) -> bytes:
+    """Return the body of a query; raises ApiError 413 before more than its limit was read."""
     body = bytearray()
     async for chunk in request.stream():
         body += chunk
         if len(body) > SQL_BODY_BYTES_MAX:
             raise ApiError(413, f"the body is over {SQL_BODY_BYTES_MAX} bytes")
-    try:
-        return msgspec.json.decode(body, type=SqlRequest)
-    except msgspec.DecodeError as error:
-        raise invalid("sql", f'the body must be {{"sql": "...", "parameters": []}}: {error}') from (
-            error
-        )
+    return bytes(body)
 
 
 def _sql_error(error: QueryError) -> Response:

@@ -22,6 +22,7 @@ from starlette.responses import Response
 
 from server.config import ServerConfig
 from server.errors import ApiError
+from server.queries_api import queries_routes
 from server.telemetry_api import telemetry_routes
 from server.telemetry_stream import LABEL
 from telemetry.bus import Bus
@@ -50,7 +51,9 @@ class Running:
             assert isinstance(error, ApiError)
             return Response(error.body(), error.status, headers=dict(error.headers))
 
-        app = Starlette(routes=list(telemetry_routes), exception_handlers={ApiError: refuse})
+        app = Starlette(
+            routes=[*telemetry_routes, *queries_routes], exception_handlers={ApiError: refuse}
+        )
         app.state.context = parts
         self.parts = parts
         self.bus = parts.bus
