@@ -5,14 +5,14 @@ history calls; a tail never calls back, never blocks, and must bound what it hol
 keep up starts anew from the live file.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
 Rows = Mapping[str, Sequence[tuple[object, ...]]]
 """Table to rows in the order of its columns."""
 
-LiveRows = Callable[[], Iterator[Rows]]
+LiveRows = Callable[[], Generator[Rows, None, None]]
 """What a follower calls, on a thread of its own, to begin anew: the live file's rows in pieces.
 
 All pieces are of one instant, that of the first `next`. Raises HistoryUnavailable.
