@@ -5,6 +5,7 @@ Owns the routes under /telemetry/queries and the reading of their parameters; se
 same shape. Must never put a parameter into a query's text: telemetry/named.py binds them.
 """
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -85,8 +86,7 @@ async def _given(request: Request) -> dict[str, object]:
         except msgspec.DecodeError as error:
             message = f"the body must be an object of parameters: {error}"
             raise invalid(None, message) from error
-    given = dict(pairs)
-    for name in given:
-        if sum(name == other for other, _ in pairs) > 1:
+    for name, count in Counter(name for name, _ in pairs).items():
+        if count > 1:
             raise invalid(name, f"{name} is given twice")
-    return given
+    return dict(pairs)

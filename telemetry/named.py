@@ -119,6 +119,7 @@ WINDOW = (
         high=1e9,
         doc="how long the window is, s, if its begin is not given",
     ),
+    Parameter(name="run_id", type="text", doc="only this life of the server; without it all"),
 )
 """What every windowed query takes."""
 

@@ -13,7 +13,7 @@ import duckdb
 import pytest
 
 from telemetry import database
-from telemetry.named import catalogue, of_kind
+from telemetry.named import WINDOW, catalogue, of_kind
 from telemetry.records import Iteration, Record, RequestEnd, RequestStart, Run
 from tests import samples, sick_runs
 from tests.recordings import placed, write_file
@@ -68,6 +68,8 @@ def test_a_window_leaves_out_what_lies_outside(history: duckdb.DuckDBPyConnectio
         assert found(history, name, **window)
         elsewhere = {"from_unix_us": begin - DAY_US, "to_unix_us": begin}
         assert found(history, name, **elsewhere) == []
+        assert found(history, name, run_id=name)
+        assert found(history, name, run_id="healthy") == []
 
 
 @pytest.mark.parametrize(
@@ -108,7 +110,7 @@ def test_every_threshold_of_a_lint_is_tried() -> None:
         (query.name, parameter.name)
         for query in of_kind("lint")
         for parameter in query.parameters
-        if parameter.name not in {"from_unix_us", "to_unix_us", "last_s"}
+        if parameter not in WINDOW
     }
     assert tried == own
 

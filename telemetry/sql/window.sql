@@ -10,7 +10,8 @@
 -- Nothing here is computed unless the query reads it, and the cut comes before anything else: DuckDB
 -- skips whole row groups by it.
 life AS (
-  SELECT run_id, min(started_unix_us) AS started_unix_us FROM run GROUP BY run_id
+  SELECT run_id, min(started_unix_us) AS started_unix_us FROM run
+  WHERE $run_id IS NULL OR run_id = $run_id GROUP BY run_id
 ), last_life AS (
   SELECT arg_max(run_id, started_unix_us) AS run_id, max(started_unix_us) AS started_unix_us
   FROM life

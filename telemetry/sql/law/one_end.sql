@@ -16,6 +16,7 @@ WITH started AS (
   SELECT run_id, max(generation) AS generation FROM run GROUP BY run_id
 ), now AS (
   SELECT (newest_us - started_unix_us) * 1000 AS now_ns, run_id FROM newest, last_life
+  WHERE run_id = (SELECT arg_max(run_id, started_unix_us) FROM run)
 )
 SELECT s.run_id, s.generation, s.request, s.request_id, ends,
        w.started_unix_us + s.arrived_at_ns // 1000 AS arrived_at_unix_us
