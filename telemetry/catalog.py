@@ -16,7 +16,8 @@ import duckdb
 from telemetry.records import Column
 from telemetry.schema import LOST_TABLE, quoted, shape, tables, view_ddl
 
-MEMORY = "memory"
+MEMORY, LIVE = "memory", "live"
+"""The catalog's own name, and that of an attached live file."""
 
 BASE_OPTIONS: dict[str, str | bool | int | float | list[str]] = {
     "autoinstall_known_extensions": "false",
@@ -36,6 +37,9 @@ BASE_SETTINGS = (
 )
 STORAGE = "STORAGE_VERSION 'v1.2.0'"
 """Of files that we begin: DuckDB 1.4 and later read them."""
+
+SEGMENT_TABLES = ("segment", "segment_source")
+"""What a segment says of itself: no part of the record."""
 
 ZEROS = {"BIGINT": "0", "VARCHAR": "''", "BOOLEAN": "false", "DOUBLE": "0.0"}
 
@@ -117,7 +121,7 @@ def fit(found: Columns) -> tuple[Fit, str]:
     result: tuple[Fit, str] = ("same", "")
     for table, columns in found.items():
         if table not in wanted:
-            if table != "segment":
+            if table not in SEGMENT_TABLES:
                 return "newer", f"table {table} was made by another version"
             continue
         ours = {item.name: shape(item.type).sql for item in wanted[table]}
@@ -132,8 +136,17 @@ def fit(found: Columns) -> tuple[Fit, str]:
     return result
 
 
-def rows_of(part: Part, table: str, items: Sequence[Column]) -> str | None:
-    """Return the SELECT of a part's rows of a table in our columns; None when it has no such."""
+def rows_of(
+    part: Part,
+    table: str,
+    items: Sequence[Column],
+    *,
+    through: Mapping[str, int] | None = None,
+) -> str | None:
+    """Return the SELECT of a part's rows of a table in our columns; None when it has no such.
+
+    With `through` only the rows of those runs, each up to its seq.
+    """
     has = part.columns.get(table)
     if has is None:
         return None
@@ -141,15 +154,20 @@ def rows_of(part: Part, table: str, items: Sequence[Column]) -> str | None:
         quoted(item.name) if item.name in has else f"{_blank(item)} AS {quoted(item.name)}"
         for item in items
     )
-    where = ""
-    if part.hidden:
-        place = "to_seq" if table == LOST_TABLE else "seq"
-        covered = " OR ".join(
-            f"(run_id = {literal(run_id)} AND {place} <= {through})"
-            for run_id, through in part.hidden.items()
-        )
-        where = f" WHERE NOT ({covered})"
+    if through is not None:
+        where = f" WHERE {covered(table, through)}"
+    else:
+        where = f" WHERE NOT ({covered(table, part.hidden)})" if part.hidden else ""
     return f"SELECT {columns} FROM {part.alias}.main.{table}{where}"
+
+
+def covered(table: str, through: Mapping[str, int]) -> str:
+    """Return the condition for rows of these runs up to these seqs; a loss counts by its end."""
+    place = "to_seq" if table == LOST_TABLE else "seq"
+    runs = " OR ".join(
+        f"(run_id = {literal(run_id)} AND {place} <= {seq})" for run_id, seq in through.items()
+    )
+    return runs or "false"
 
 
 def show(connection: duckdb.DuckDBPyConnection, parts: Sequence[Part], *, first: bool) -> None:

@@ -5,6 +5,7 @@ fields. server/config.py composes it and calls `check` at start. Reads no enviro
 nothing: the default history folder is decided by server/config.py.
 """
 
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,7 +24,9 @@ class TelemetryConfig:
     """Settings of bus, history, SQL, stream and metrics."""
 
     history: str | None = setting("folder that keeps the history; None keeps none", None)
-    history_bytes_max: int = setting("bytes of history above which no more is kept", 10 * 2**30)
+    history_days: float = setting("days after which history is deleted", 7.0)
+    history_bytes_max: int = setting("bytes above which the oldest history is deleted", 10 * 2**30)
+    history_segment_s: float = setting("seconds of history that one new segment file holds", 60.0)
     ring_records: int = setting("records the live ring holds for streams that fall behind", 8192)
     stream_readers_max: int = setting("most open telemetry streams", 64)
     sql_rows_max: int = setting("most rows one SQL answer carries", 10_000)
@@ -33,14 +36,17 @@ class TelemetryConfig:
 
 def check(config: TelemetryConfig) -> None:
     """Raise TelemetryConfigError for the first setting out of its range."""
-    for name, low in (
-        ("history_bytes_max", 2**20),
-        ("ring_records", 1),
-        ("stream_readers_max", 1),
-        ("sql_rows_max", 1),
-        ("sql_deadline_s", 0.01),
+    for name, low, high in (
+        ("history_days", 0.001, 36_500),
+        ("history_bytes_max", 2**20, math.inf),
+        ("history_segment_s", 0.05, 86_400),
+        ("ring_records", 1, math.inf),
+        ("stream_readers_max", 1, math.inf),
+        ("sql_rows_max", 1, math.inf),
+        ("sql_deadline_s", 0.01, math.inf),
     ):
         value = getattr(config, name)
-        if not value >= low:  # a NaN fails this comparison too
+        if not low <= value <= high:  # a NaN fails this comparison too
             flag = "--" + name.replace("_", "-")
-            raise TelemetryConfigError(f"{flag} must be at least {low}, not {value}")
+            bounds = f"at least {low}" + (f" and at most {high}" if high < math.inf else "")
+            raise TelemetryConfigError(f"{flag} must be {bounds}, not {value}")

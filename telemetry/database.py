@@ -16,33 +16,34 @@ from typing import TypeVar
 import duckdb
 import msgspec
 
-from telemetry.schema import LOST_TABLE, ddl, shape, tables
+from telemetry.catalog import (
+    BASE_OPTIONS,
+    BASE_SETTINGS,
+    LIVE,
+    Part,
+    attach,
+    columns_of,
+    detach,
+    fit,
+    open_catalog,
+    seal,
+    show,
+)
+from telemetry.records import SCHEMA_VERSION
+from telemetry.schema import LOST_TABLE, ddl, tables
+from telemetry.segments import open_segments, reach_of, segment_files
 
 FILE_NAME = "history.duckdb"
 COPY_NAME = FILE_NAME + ".wal.before"
 PROGRESS_NAME = "history.progress"
 SERVER_NAME = "server.json"
 
-CONNECT_OPTIONS: dict[str, str | bool | int | float | list[str]] = {
-    "enable_external_access": "false",
-    "autoinstall_known_extensions": "false",
-    "autoload_known_extensions": "false",
-    "allow_community_extensions": "false",
-    # Without this a table name in SQL may name a Python variable of ours.
-    "python_enable_replacements": "false",
-    # One thread: queries must not take the engine's cores. No folder to spill to: a query that
-    # needs more memory than this ends with an error instead of filling the disk.
-    "threads": 1,
-    "memory_limit": "1GB",
-    "temp_directory": "",
-}
-SESSION_SETTINGS = (
-    "SET GLOBAL TimeZone = 'UTC'",
-    "SET enable_progress_bar = false",  # it prints to standard output after two seconds
-    "SET lock_configuration = true",
-)
+CONNECT_OPTIONS = {**BASE_OPTIONS, "enable_external_access": "false"}
+SESSION_SETTINGS = (*BASE_SETTINGS, "SET lock_configuration = true")
+HELD = ("Could not set lock", "Unique file handle conflict")
 NO_ROOM = ("No space left", "Disk quota", "Read-only file system", "Permission denied")
-
+ROOM_BYTES = 64 * 2**20
+"""A disk with less free counts as full: what is begun there would fail again at once."""
 
 _File = TypeVar("_File", bound=msgspec.Struct)
 
@@ -71,20 +72,23 @@ class ServerFile(msgspec.Struct, frozen=True):
 
 
 def open_live(folder: Path, log: logging.Logger) -> duckdb.DuckDBPyConnection:
-    """Open the folder's database for writing, with every table in place.
+    """Return a catalog with the folder's live file attached for writing, its tables in place.
 
-    A database that cannot be read, or that is not ours, is moved aside with its write-ahead log
-    and a new one begun. Committed records that a damaged log lost are put on record as lost.
+    SQL reaches no file outside the folder. A live file that cannot be read, or that is not ours, is
+    moved aside with its write-ahead log and a new one begun; one of an older version is left as it
+    is, for the archive to renew.
     """
     path, wal = folder / FILE_NAME, folder / (FILE_NAME + ".wal")
     _check_folder(folder, path)
     try:
         if wal.exists() and not path.exists():
             set_aside(folder, log, "a write-ahead log without its database")
-        copy = _copy_log(wal)
-        connection = _open_or_begin(folder, path, log)
-        _set_up(connection)
-        _check_progress(connection, folder, copy, log)
+        _copy_log(wal)
+        connection = open_catalog()
+        _attach_or_begin(connection, folder, path, log)
+        if fit(columns_of(connection, [LIVE])[LIVE])[0] == "same":
+            make_tables(connection)
+        seal(connection, [folder])
     except OSError as error:
         raise HistoryUnavailable(f"{folder}: {error.strerror}") from error
     except duckdb.Error as error:
@@ -92,20 +96,61 @@ def open_live(folder: Path, log: logging.Logger) -> duckdb.DuckDBPyConnection:
     return connection
 
 
-def open_read_only(folder: Path) -> duckdb.DuckDBPyConnection:
-    """Open the folder's database to read; HistoryLocked when a server holds it."""
-    path = folder / FILE_NAME
-    if not path.is_file():
-        raise HistoryUnavailable(f"no history in {folder}")
+def make_tables(connection: duckdb.DuckDBPyConnection) -> None:
+    """Put what is missing of our tables and views into the attached live file."""
+    cursor = connection.cursor()
     try:
-        return _connect(path, read_only=True)
-    except duckdb.Error as error:
+        cursor.execute(f"USE {LIVE}")
+        cursor.execute("BEGIN")
+        for statement in ddl():
+            cursor.execute(statement)
+        cursor.execute("COMMIT")
+        # A change of tables that stands in the log alone may not replay after a kill.
+        cursor.execute(f"CHECKPOINT {LIVE}")
+    finally:
+        cursor.close()
+
+
+def begin_anew(connection: duckdb.DuckDBPyConnection, folder: Path) -> None:
+    """Begin a new live file in place of one without rows."""
+    detach(connection, LIVE)
+    (folder / FILE_NAME).unlink()
+    _attach(connection, folder / FILE_NAME)
+    make_tables(connection)
+
+
+def open_read_only(folder: Path) -> duckdb.DuckDBPyConnection:
+    """Return a catalog of a folder's live file and segments; HistoryLocked when a server holds it.
+
+    A segment that cannot be read is left out, loudly.
+    """
+    path, files = folder / FILE_NAME, segment_files(folder)
+    if not path.is_file() and not files:
+        raise HistoryUnavailable(f"no history in {folder}")
+    connection = open_catalog()
+    try:
+        opened = open_segments(connection, files, logging.getLogger("iterscope.history"))
+        parts = [part for _, part in opened]
+        if path.is_file():
+            _attach(connection, path, read_only=True)
+            live = columns_of(connection, [LIVE])[LIVE]
+            if fit(live)[0] in ("newer", "other"):
+                raise HistoryUnavailable(f"{path} is a database that this version cannot read")
+            hidden = reach_of(segment for segment, _ in opened)
+            parts.append(Part(alias=LIVE, columns=live, hidden=hidden))
+        show(connection, parts, first=True)
+        seal(connection)
+    except (duckdb.Error, HistoryUnavailable) as error:
+        connection.close()
+        if isinstance(error, HistoryUnavailable):
+            raise
         raise HistoryUnavailable(f"{path} cannot be read: {one_line(str(error))}") from error
+    return connection
 
 
 def set_aside(folder: Path, log: logging.Logger, reason: str) -> None:
     """Move the database and its log to a name that says when; nothing is deleted."""
-    kept = _aside(folder)
+    kept = aside(folder / FILE_NAME)
     _move_log(folder, kept)
     _move(folder / FILE_NAME, kept)
     log.error("history moved aside to %s: %s", kept.name, reason)
@@ -113,17 +158,17 @@ def set_aside(folder: Path, log: logging.Logger, reason: str) -> None:
 
 def write_progress(folder: Path, progress: Progress) -> None:
     """Note how far commits went; not synced, since it guards against damage, not power loss."""
-    _replace(folder / PROGRESS_NAME, msgspec.json.encode(progress))
+    replace_file(folder / PROGRESS_NAME, msgspec.json.encode(progress))
 
 
 def write_server_file(folder: Path, server: ServerFile) -> None:
     """Say which server holds the folder, so that `iterscope sql` finds it."""
-    _replace(folder / SERVER_NAME, msgspec.json.encode(server))
+    replace_file(folder / SERVER_NAME, msgspec.json.encode(server))
 
 
 def read_server_file(folder: Path) -> ServerFile | None:
     """Return which server said that it holds the folder; None when nobody did."""
-    return _read(folder / SERVER_NAME, ServerFile)
+    return read_file(folder / SERVER_NAME, ServerFile)
 
 
 def remove_server_file(folder: Path) -> None:
@@ -144,6 +189,14 @@ def size_bytes(folder: Path) -> int:
     return total
 
 
+def has_room(folder: Path) -> bool:
+    """Tell whether the folder's disk has room to begin again; True where nobody can tell."""
+    try:
+        return shutil.disk_usage(folder).free >= ROOM_BYTES
+    except OSError:
+        return True
+
+
 def one_line(text: str) -> str:
     """Return the first paragraph of DuckDB's message as one line."""
     return " ".join(text.partition("\n\n")[0].split())
@@ -160,108 +213,100 @@ def _check_folder(folder: Path, path: Path) -> None:
         raise HistoryUnavailable(f"{path} is not writable")
 
 
-def _connect(path: Path, *, read_only: bool = False) -> duckdb.DuckDBPyConnection:
+def _attach(connection: duckdb.DuckDBPyConnection, path: Path, *, read_only: bool = False) -> None:
     try:
-        connection = duckdb.connect(path, read_only=read_only, config=CONNECT_OPTIONS)
+        attach(connection, path, LIVE, read_only=read_only)
     except duckdb.Error as error:
         text = str(error)
-        if "Could not set lock" in text:
+        if any(sign in text for sign in HELD):
             raise HistoryLocked(f"another process holds {path}") from error
         if any(sign in text for sign in NO_ROOM):
             raise HistoryUnavailable(one_line(text)) from error
         raise
-    for setting in SESSION_SETTINGS:
-        connection.execute(setting)
-    return connection
 
 
-def _open_or_begin(folder: Path, path: Path, log: logging.Logger) -> duckdb.DuckDBPyConnection:
-    """Open the database, or set what stands there aside and begin a new one."""
+def _attach_or_begin(
+    connection: duckdb.DuckDBPyConnection, folder: Path, path: Path, log: logging.Logger
+) -> None:
+    """Attach the live file, or set what stands there aside and begin a new one."""
     try:
-        connection = _connect(path)
+        _attach(connection, path)
     except duckdb.Error as error:
-        connection = _open_without_log(folder, path, log, one_line(str(error)))
+        _attach_without_log(connection, folder, path, log, one_line(str(error)))
     if problem := _not_ours(connection):
-        connection.close()
+        detach(connection, LIVE)
         set_aside(folder, log, problem)
-        return _connect(path)
-    return connection
+        _attach(connection, path)
 
 
-def _open_without_log(
-    folder: Path, path: Path, log: logging.Logger, reason: str
-) -> duckdb.DuckDBPyConnection:
-    """Open the state of the last checkpoint if only the log is at fault, else begin anew."""
-    kept = _aside(folder)
+def _attach_without_log(
+    connection: duckdb.DuckDBPyConnection,
+    folder: Path,
+    path: Path,
+    log: logging.Logger,
+    reason: str,
+) -> None:
+    """Attach the state of the last checkpoint if only the log is at fault, else begin anew."""
+    kept = aside(path)
     if _move_log(folder, kept):
         log.error("history's write-ahead log moved aside to %s.wal: %s", kept.name, reason)
         try:
-            return _connect(path)
+            _attach(connection, path)
+            return
         except duckdb.Error as error:
             reason = one_line(str(error))
     _move(path, kept)  # the same name, so that the two open together again
     log.error("history moved aside to %s: %s", kept.name, reason)
-    return _connect(path)
+    _attach(connection, path)
 
 
 def _not_ours(connection: duckdb.DuckDBPyConnection) -> str | None:
-    """Return why the database is not one that this version wrote, or None."""
+    """Return why the live file is not one that this version can go on with, or None."""
     try:
-        found: dict[str, list[tuple[str, str]]] = {}
-        for table, column, kind in connection.execute(
-            "SELECT table_name, column_name, data_type FROM duckdb_columns() WHERE NOT internal "
-            "ORDER BY table_oid, column_index"
-        ).fetchall():
-            found.setdefault(table, []).append((column, kind))
+        found = columns_of(connection, [LIVE])[LIVE]
+        relation, reason = fit(found)
+        if relation in ("newer", "other"):
+            return reason
+        if "run" not in found:
+            return None
+        row = connection.execute(f"SELECT max(schema_version) FROM {LIVE}.main.run").fetchone()
     except duckdb.Error as error:
         return one_line(str(error))
-    if found and "run" not in found:
-        return "a database of another program"
-    for name, _, items in tables():
-        wanted = [(item.name, shape(item.type).sql) for item in items]
-        if name in found and found[name] != wanted:
-            return f"table {name} was made by another version"
+    if row and row[0] and row[0] > SCHEMA_VERSION:
+        return f"it has records of version {row[0]}, newer than {SCHEMA_VERSION}"
     return None
 
 
-def _set_up(connection: duckdb.DuckDBPyConnection) -> None:
-    connection.execute("BEGIN")
-    for statement in ddl():
-        connection.execute(statement)
-    connection.execute("COMMIT")
-    # A change of tables that stands in the log alone may not replay after a kill.
-    connection.execute("CHECKPOINT")
-
-
-def _copy_log(wal: Path) -> Path | None:
+def _copy_log(wal: Path) -> None:
     """Keep a copy of a log that a crash left: opening the database consumes it."""
     copy = wal.with_name(COPY_NAME)
     if not wal.is_file():
         copy.unlink(missing_ok=True)
-        return None
+        return
     shutil.copyfile(wal, copy)
-    return copy
 
 
-def _check_progress(
-    connection: duckdb.DuckDBPyConnection, folder: Path, copy: Path | None, log: logging.Logger
+def check_progress(
+    connection: duckdb.DuckDBPyConnection, folder: Path, log: logging.Logger
 ) -> None:
-    """Compare what came back with what was committed; keep the log's copy if any is missing."""
-    progress = _read(folder / PROGRESS_NAME, Progress)
+    """Compare what came back with what was committed; keep the log's copy if any is missing.
+
+    Needs the catalog's views. What is missing is put on record as lost.
+    """
+    progress, copy = read_file(folder / PROGRESS_NAME, Progress), folder / COPY_NAME
     if progress is not None:
         generation, last = last_place(connection, progress.run_id)
         missing = progress.seq - last
         if missing > 0:
             log.error("history lost %d committed records of %s", missing, progress.run_id)
             connection.execute(
-                f"INSERT INTO {LOST_TABLE} VALUES (?, ?, ?, ?, ?)",
+                f"INSERT INTO {LIVE}.main.{LOST_TABLE} VALUES (?, ?, ?, ?, ?)",
                 [progress.run_id, generation, last + 1, progress.seq, missing],
             )
-            if copy is not None and copy.exists():
-                kept = _aside(folder)
+            if copy.exists():
+                kept = aside(folder / FILE_NAME)
                 copy.rename(kept.with_name(kept.name + ".wal"))
-    if copy is not None:
-        copy.unlink(missing_ok=True)
+    copy.unlink(missing_ok=True)
 
 
 def last_place(connection: duckdb.DuckDBPyConnection, run_id: str) -> tuple[int, int]:
@@ -281,9 +326,10 @@ def last_place(connection: duckdb.DuckDBPyConnection, run_id: str) -> tuple[int,
     return row[0], row[1]
 
 
-def _aside(folder: Path) -> Path:
+def aside(path: Path) -> Path:
+    """Return the name that a file which cannot be used is kept under; it says when."""
     stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%S.%fZ")
-    return folder / f"{FILE_NAME}.unreadable-{stamp}"
+    return path.with_name(f"{path.name}.unreadable-{stamp}")
 
 
 def _move(source: Path, target: Path) -> bool:
@@ -299,14 +345,15 @@ def _move_log(folder: Path, kept: Path) -> bool:
     return _move(folder / (FILE_NAME + ".wal"), kept.with_name(kept.name + ".wal"))
 
 
-def _replace(path: Path, content: bytes) -> None:
+def replace_file(path: Path, content: bytes) -> None:
     """Write a small file so that a reader sees the old or the new content, never a part."""
     temporary = path.with_name(f".{path.name}.new")  # one writer: who holds the database
     temporary.write_bytes(content)
     temporary.replace(path)
 
 
-def _read(path: Path, kind: type[_File]) -> _File | None:
+def read_file(path: Path, kind: type[_File]) -> _File | None:
+    """Return what a small file says; None when it is not there or says nothing of the kind."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=kind)
     except (OSError, msgspec.DecodeError):

@@ -2,34 +2,43 @@
 
 Owns the thread, its reader of the bus, and the answer to "is history kept, and if not, why". The
 server makes one; `POST /telemetry/sql` asks its `queries`. Must never make serving wait or fail:
-whatever happens to the disk, the writer stops, says so loudly, and everything else goes on.
+whatever happens to the disk, the writer says so loudly, everything else goes on, and it tries again
+until history is kept again; what the bus's ring still held by then is not lost.
 """
 
 import logging
 import os
 import threading
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import duckdb
 
 from telemetry import database
-from telemetry.bus import Bus, Reader
+from telemetry.bus import Batch, Bus, Reader
 from telemetry.config import TelemetryConfig
 from telemetry.database import HistoryLocked, HistoryUnavailable, ServerFile
 from telemetry.queries import QueryRunner, QueryUnavailable
 from telemetry.store import Store
+from telemetry.tail import Rows, Tail
+from telemetry.upkeep import Upkeep
 
 PERIOD_S = 0.25
 COMMIT_RECORDS_MAX = 4096
 LOCK_PATIENCE_S = 5.0
+RETRY_S = 5.0
 OFF = "history is off"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HistoryStatus:
-    """Whether records are kept. `lost` counts those of this run that are not and will not be."""
+    """Whether records are kept, and what there is.
+
+    `lost` counts records of this run that are not and will not be kept. `bytes`, `rows` and
+    `segments` are of the whole history. `lag_s` is the time that stands in the live file alone.
+    """
 
     kept: bool
     degraded: bool
@@ -38,18 +47,26 @@ class HistoryStatus:
     records: int
     lost: int
     bytes: int
+    rows: int
+    segments: int
+    lag_s: float
 
 
 class History:
     """The writer thread, and the way to query what it wrote. Without a folder it keeps nothing."""
 
-    def __init__(self, *, bus: Bus, config: TelemetryConfig) -> None:
+    def __init__(self, *, bus: Bus, config: TelemetryConfig, tail: Tail | None = None) -> None:
         self._bus = bus
-        self._bytes_max = config.history_bytes_max
+        self._config = config
+        self._tail = tail
         self._folder = Path(config.history).expanduser() if config.history else None
         self._log = logging.getLogger("iterscope.history")
         self._reader: Reader | None = None
         self._store: Store | None = None
+        self._upkeep: Upkeep | None = None
+        self._pending: Batch | None = None
+        self._records_before = 0
+        self._lost_before = 0
         self._thread: threading.Thread | None = None
         self._reason: str | None = None if self._folder else OFF
         self._url: str | None = None
@@ -94,19 +111,34 @@ class History:
 
     def status(self) -> HistoryStatus:
         """Return the state for /health, metrics and logs; from any thread, without waiting."""
-        reader, store, folder, reason = self._reader, self._store, self._folder, self._reason
-        lost = store.lost if store else 0
+        reader, store, upkeep = self._reader, self._store, self._upkeep
+        folder, reason, pending = self._folder, self._reason, self._pending
+        lost = self._lost_before + (store.lost if store else 0)
         if reader is not None:
-            lost += reader.lost_total + (reader.behind if reason else 0)
+            lost += reader.lost_total
+            if reason is not None:
+                lost += reader.behind + (len(pending.entries) if pending else 0)
+        segments = store.archive.segments if store else ()
+        kept_bytes = sum(segment.bytes for segment in segments)
         return HistoryStatus(
             kept=store is not None and reason is None,
             degraded=folder is not None and reason is not None,
             reason=reason,
             folder=str(folder) if folder else None,
-            records=store.records if store else 0,
+            records=self._records_before + (store.records if store else 0),
             lost=lost,
-            bytes=database.size_bytes(folder) if folder else 0,
+            bytes=kept_bytes + (database.size_bytes(folder) if folder else 0),
+            rows=sum(segment.rows for segment in segments) + (store.live_count if store else 0),
+            segments=len(segments),
+            lag_s=upkeep.lag_s if upkeep else 0.0,
         )
+
+    def live_rows(self) -> Iterator[Rows]:
+        """Yield the live file's rows of one instant, for a tail; raises HistoryUnavailable."""
+        store = self._store
+        if store is None:
+            raise HistoryUnavailable(self._reason or "history is not open yet")
+        yield from store.live_rows()
 
     def close(self, deadline_s: float = 5.0) -> bool:
         """Store what is published, checkpoint, let go of the folder; False when out of time."""
@@ -130,27 +162,31 @@ class History:
     # ---- the writer thread
 
     def _live(self, folder: Path, reader: Reader) -> None:
-        try:
-            self._store = store = self._open(folder)
-            while not self._turn(folder, reader, store):
-                self._wake.wait(PERIOD_S)
-        except HistoryUnavailable as error:
-            self._degrade(str(error))
-        except Exception as error:  # noqa: BLE001 - the top of a thread: serving must go on
-            self._degrade(f"a fault of its own: {error!r}", trace=True)
-        while not self._stopping:  # what is stored can still be queried
-            self._wake.wait()
-            self._wake.clear()
-        self._let_go(folder, reader)
+        while True:
+            try:
+                self._store = store = self._open(folder)
+                self._upkeep = Upkeep(store.archive, self._config, self._log)
+                self._upkeep.start()
+                while not self._turn(folder, reader, store):
+                    self._wake.wait(PERIOD_S)
+            except HistoryUnavailable as error:
+                self._degrade(str(error))
+            except Exception as error:  # noqa: BLE001 - the top of a thread: serving must go on
+                self._degrade(f"a fault of its own: {error!r}", trace=True)
+            self._rest(folder)
+            self._let_go(folder)
+            if self._stopping:
+                break
+        reader.close()
 
     def _open(self, folder: Path) -> Store:
         patience = time.monotonic() + LOCK_PATIENCE_S
         while True:
             try:
-                store = Store(folder, self._bus.run_id, self._log)
+                store = Store(folder, self._bus.run_id, self._log, self._tail)
             except HistoryLocked:
                 # A reader such as `iterscope sql` holds the file for a moment only.
-                if self._stopping or time.monotonic() > patience:
+                if self._stopping or self._reason is not None or time.monotonic() > patience:
                     raise
                 self._wake.wait(PERIOD_S)
                 self._wake.clear()
@@ -164,14 +200,25 @@ class History:
         stopping = self._stopping
         self._announce(folder)
         head = self._bus.head
-        while reader.seq < head:
-            store.append(reader.take(COMMIT_RECORDS_MAX))
+        while (batch := self._next(reader, head)) is not None:
+            store.append(batch)
+            self._pending = None
             with self._news:
-                self._stored_seq = reader.seq
+                self._stored_seq = batch.entries[-1].seq if batch.entries else batch.lost_to
                 self._news.notify_all()
-        if database.size_bytes(folder) > self._bytes_max:
-            raise HistoryUnavailable(f"it has reached its limit of {self._bytes_max} bytes")
+        if database.size_bytes(folder) > self._config.history_bytes_max:
+            limit = self._config.history_bytes_max
+            raise HistoryUnavailable(f"its live file has reached the limit of {limit} bytes")
+        if self._reason is not None:
+            self._log.warning("history is kept again")
+            self._reason = None
         return stopping
+
+    def _next(self, reader: Reader, head: int) -> Batch | None:
+        """Return what to store next; a batch that could not be stored comes again."""
+        if self._pending is None and reader.seq < head:
+            self._pending = reader.take(COMMIT_RECORDS_MAX)
+        return self._pending
 
     def _announce(self, folder: Path) -> None:
         url = self._url
@@ -185,17 +232,30 @@ class History:
         self._announced = url
 
     def _degrade(self, reason: str, *, trace: bool = False) -> None:
-        self._log.error("no history is kept from here on: %s", reason, exc_info=trace)
+        if reason != self._reason:
+            self._log.error("no history is kept from here on: %s", reason, exc_info=trace)
         with self._news:
             self._reason = reason
             self._news.notify_all()
 
-    def _let_go(self, folder: Path, reader: Reader) -> None:
-        reader.close()
+    def _rest(self, folder: Path) -> None:
+        """Wait until it is worth another try; what is stored can be asked meanwhile."""
+        until = time.monotonic() + RETRY_S
+        while not self._stopping and (time.monotonic() < until or not database.has_room(folder)):
+            self._wake.wait(PERIOD_S)
+            self._wake.clear()
+
+    def _let_go(self, folder: Path) -> None:
         store, self._store = self._store, None
+        upkeep, self._upkeep = self._upkeep, None
         if store is None:
             return
+        self._records_before += store.records
+        self._lost_before += store.lost
+        self._announced = None
         try:
+            if upkeep is not None and not upkeep.stop():
+                raise OSError("its upkeep does not end")
             database.remove_server_file(folder)
             store.close()
         except (duckdb.Error, OSError) as error:

@@ -6,18 +6,20 @@ of file. A segment has all tables and views of the schema, and `segment`: a row 
 never write to a finished file.
 """
 
+import logging
 import os
+import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal
 
 import duckdb
 
-from telemetry.catalog import MEMORY, attach, detach
+from telemetry.catalog import MEMORY, Part, attach, columns_of, detach, fit
 from telemetry.records import SCHEMA_VERSION
 from telemetry.schema import LOST_TABLE, ddl, tables
 
@@ -34,11 +36,11 @@ INSTANTS: Mapping[str, str] = {
     "request_start": "arrived_at_ns",
     "iteration": "end_at_ns",
     "request_end": "released_at_ns",
-    "delivery": "submitted_at_ns",
+    "delivery": "coalesce(last_write_at_ns, submitted_at_ns)",
     "rejection": "rejected_at_ns",
     "fault": "fault_at_ns",
 }
-"""Table to the column that says when a row happened; the others have none."""
+"""Table to the expression that says when a row happened; the others have none."""
 
 SEGMENT_DDL = """CREATE TABLE segment (
   schema_version BIGINT NOT NULL, level VARCHAR NOT NULL,
@@ -46,6 +48,8 @@ SEGMENT_DDL = """CREATE TABLE segment (
   first_unix_us BIGINT NOT NULL, last_unix_us BIGINT NOT NULL,
   rows BIGINT NOT NULL, slices BIGINT NOT NULL
 )"""
+SOURCES_DDL = "CREATE TABLE segment_source (name VARCHAR NOT NULL)"
+"""Files that were merged into this one: one that is still there holds nothing of its own."""
 
 
 class SegmentDamaged(Exception):
@@ -73,9 +77,10 @@ class Segment:
     """A finished segment file; `runs` is by run_id and empty when nothing lay in its span."""
 
     path: Path
-    level: str
+    level: str  # a Level, or what a later version calls one
     schema_version: int
     runs: Mapping[str, Reach]
+    sources: frozenset[str]
     bytes: int
 
     @property
@@ -98,15 +103,6 @@ class Segment:
         """Entries in the lists of its iterations."""
         return sum(reach.slices for reach in self.runs.values())
 
-    def holds(self, other: "Segment") -> bool:
-        """Tell whether all of another segment's rows are in this one too."""
-        return bool(other.runs) and all(
-            run_id in self.runs
-            and self.runs[run_id].first_seq <= reach.first_seq
-            and reach.last_seq <= self.runs[run_id].last_seq
-            for run_id, reach in other.runs.items()
-        )
-
 
 def write_segment(
     connection: duckdb.DuckDBPyConnection,
@@ -114,6 +110,7 @@ def write_segment(
     *,
     level: Level,
     contents: Iterable[tuple[str, str]],
+    sources: Iterable[str] = (),
     stopped: Callable[[], bool] = bool,
 ) -> Segment:
     """Write (table, SELECT of its rows in the schema's columns) pairs into a new segment file.
@@ -127,12 +124,12 @@ def write_segment(
     try:
         attach(connection, partial, WRITING, read_only=False)
         try:
-            _fill(connection, level, contents, stopped)
+            _fill(connection, contents, stopped)
+            _describe(connection, level, sources)
             connection.execute(f"CHECKPOINT {WRITING}")
-            runs = _reaches(connection, WRITING)
+            segment = read_segment(connection, partial, WRITING)
         finally:
-            connection.execute(f"USE {MEMORY}")
-            detach(connection, WRITING)
+            _give_up(connection)
         _sync(partial)
         partial.rename(path)
         _sync(path.parent)
@@ -140,13 +137,7 @@ def write_segment(
         with suppress(OSError):
             _remove(partial)
         raise
-    return Segment(
-        path=path,
-        level=level,
-        schema_version=SCHEMA_VERSION,
-        runs=runs,
-        bytes=path.stat().st_size,
-    )
+    return replace(segment, path=path, bytes=path.stat().st_size)
 
 
 def read_segment(connection: duckdb.DuckDBPyConnection, path: Path, alias: str) -> Segment:
@@ -155,17 +146,78 @@ def read_segment(connection: duckdb.DuckDBPyConnection, path: Path, alias: str) 
         (version, level) = connection.execute(
             f"SELECT max(schema_version), max(level) FROM {alias}.main.segment"
         ).fetchone() or (None, None)
+        sources = connection.execute(f"SELECT name FROM {alias}.main.segment_source").fetchall()
         runs = _reaches(connection, alias)
         size = path.stat().st_size
     except (duckdb.Error, OSError) as error:
         raise SegmentDamaged(" ".join(str(error).split())) from error
     return Segment(
-        path=path, level=level or "record", schema_version=version or 0, runs=runs, bytes=size
+        path=path,
+        level=level or "record",
+        schema_version=version or 0,
+        runs=runs,
+        sources=frozenset(name for (name,) in sources),
+        bytes=size,
     )
 
 
+def open_segment(
+    connection: duckdb.DuckDBPyConnection, path: Path, alias: str
+) -> tuple[Segment, Part] | None:
+    """Attach a segment and return it as a part; None for one that a newer version wrote.
+
+    Raises SegmentDamaged; then, and for None, nothing stays attached.
+    """
+    try:
+        attach(connection, path, alias)
+        columns = columns_of(connection, [alias])[alias]
+        relation, reason = fit(columns)
+        if relation == "newer":
+            detach(connection, alias)
+            return None
+        if relation == "other" or not columns:
+            raise SegmentDamaged(reason or "it is empty")
+        return read_segment(connection, path, alias), Part(alias=alias, columns=columns)
+    except (duckdb.Error, SegmentDamaged) as error:
+        detach(connection, alias)
+        raise SegmentDamaged(" ".join(str(error).split())) from error
+
+
+def open_segments(
+    connection: duckdb.DuckDBPyConnection, paths: Iterable[Path], log: logging.Logger
+) -> list[tuple[Segment, Part]]:
+    """Attach segments to read them all; what cannot be read is left out and logged."""
+    opened: list[tuple[Segment, Part]] = []
+    for number, path in enumerate(paths, 1):
+        try:
+            found = open_segment(connection, path, f"segment_{number}")
+        except SegmentDamaged as error:
+            log.error("%s cannot be read: %s", path.name, error)
+            continue
+        if found is None:
+            log.error("%s is of a newer version and is not read", path.name)
+        else:
+            opened.append(found)
+    doubles = doubled(segment for segment, _ in opened)
+    return [pair for pair in opened if pair[0].path.name not in doubles]
+
+
+def doubled(segments: Iterable[Segment]) -> frozenset[str]:
+    """Return the names of files whose rows a merged segment among these holds."""
+    return frozenset[str]().union(*(segment.sources for segment in segments))
+
+
+def reach_of(segments: Iterable[Segment]) -> dict[str, int]:
+    """Return through which seq of each run the segments reach."""
+    through: dict[str, int] = {}
+    for segment in segments:
+        for run_id, reach in segment.runs.items():
+            through[run_id] = max(through.get(run_id, 0), reach.last_seq)
+    return through
+
+
 def segment_files(folder: Path) -> list[Path]:
-    """Return the finished segments of a history folder, by name, which is by age."""
+    """Return the finished segments of a history folder, in the order they were made."""
     return sorted((folder / FOLDER_NAME).glob(f"*{SUFFIX}"))
 
 
@@ -177,42 +229,37 @@ def remove_leftovers(folder: Path) -> list[str]:
     return [path.name for path in left]
 
 
-def segment_path(folder: Path, first_unix_us: int, level: Level) -> Path:
-    """Return a free name for a new segment: names sort by the age of their oldest row."""
-    stamp = datetime.fromtimestamp(first_unix_us / 1e6, UTC).strftime("%Y%m%dT%H%M%S")
-    number = 0
-    while True:
-        name = f"{stamp}.{number:03d}-{level}{SUFFIX}"
-        if not (path := folder / FOLDER_NAME / name).exists():
-            return path
-        number += 1
+def segment_path(folder: Path, level: Level) -> Path:
+    """Return a name for a new segment that no file ever had; names sort by when they were made."""
+    stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%S")
+    return folder / FOLDER_NAME / f"{stamp}-{level}-{secrets.token_hex(4)}{SUFFIX}"
 
 
 def _fill(
     connection: duckdb.DuckDBPyConnection,
-    level: Level,
     contents: Iterable[tuple[str, str]],
     stopped: Callable[[], bool],
 ) -> None:
+    connection.execute(f"USE {WRITING}")
+    for statement in (*ddl(), SEGMENT_DDL, SOURCES_DDL):
+        connection.execute(statement)
+    connection.execute(f"USE {MEMORY}")
+    # One transaction, so that nothing but the last checkpoint makes it into the file.
     connection.execute("BEGIN")
-    try:
-        connection.execute(f"USE {WRITING}")
-        for statement in (*ddl(), SEGMENT_DDL):
-            connection.execute(statement)
-        connection.execute(f"USE {MEMORY}")
-        for table, select in contents:
-            if stopped():
-                raise Stopped
-            connection.execute(f"INSERT INTO {WRITING}.main.{table} {select}")
-        connection.execute(
-            f"INSERT INTO {WRITING}.main.segment {_summary(WRITING)}",
-            [SCHEMA_VERSION, level, time.time_ns() // 1000],
-        )
-        connection.execute("COMMIT")
-    except BaseException:
-        with suppress(duckdb.Error):
-            connection.execute("ROLLBACK")
-        raise
+    for table, select in contents:
+        if stopped():
+            raise Stopped
+        connection.execute(f"INSERT INTO {WRITING}.main.{table} {select}")
+    connection.execute("COMMIT")
+
+
+def _describe(connection: duckdb.DuckDBPyConnection, level: Level, sources: Iterable[str]) -> None:
+    connection.execute(
+        f"INSERT INTO {WRITING}.main.segment {_summary(WRITING)}",
+        [SCHEMA_VERSION, level, time.time_ns() // 1000],
+    )
+    for name in sources:
+        connection.execute(f"INSERT INTO {WRITING}.main.segment_source VALUES (?)", [name])
 
 
 def _summary(alias: str) -> str:
@@ -266,6 +313,14 @@ def _sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def _give_up(connection: duckdb.DuckDBPyConnection) -> None:
+    """Let go of the file being written; what was not committed is undone."""
+    with suppress(duckdb.Error):
+        connection.execute("ROLLBACK")  # an error where nothing is open
+    connection.execute(f"USE {MEMORY}")
+    detach(connection, WRITING)
 
 
 def _remove(partial: Path) -> None:

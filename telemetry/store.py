@@ -1,12 +1,13 @@
 """The live part of the history: the open database, batches going into it, older runs closed in it.
 
-Owns the one writing connection. history.py's thread makes it, feeds it and closes it; nobody else
-touches it, readers get cursors of their own. A batch is stored whole or not at all, and what cannot
-be stored is on record as lost. Closed spans will leave from here as segments.
+Owns the one writing connection and the archive beside it. history.py's thread makes it, feeds it
+and closes it; nobody else touches it, readers get cursors of their own. A batch is stored whole or
+not at all, and what cannot be stored is on record as lost.
 """
 
 import logging
 from collections import defaultdict
+from collections.abc import Iterator
 from contextlib import suppress
 from operator import attrgetter
 from pathlib import Path
@@ -14,72 +15,155 @@ from pathlib import Path
 import duckdb
 
 from telemetry import database
+from telemetry.archive import Archive
 from telemetry.bus import Batch
+from telemetry.catalog import LIVE
 from telemetry.database import HistoryUnavailable, Progress
+from telemetry.lost_ends import close_open_requests
 from telemetry.records import KINDS, columns
-from telemetry.schema import LOST_TABLE
+from telemetry.schema import LOST_TABLE, tables
+from telemetry.tail import Rows, Tail
 
 _FIELDS = {name: attrgetter(*(c.name for c in columns(kind))) for name, kind in KINDS.items()}
 """Record to the tuple of its fields, by kind."""
 
 RECORDS_AT_FAULT = (duckdb.DataError, duckdb.IntegrityError, duckdb.ProgrammingError)
-
-Rows = dict[str, list[tuple[object, ...]]]
+ROWS_A_FETCH = 4096
 
 
 class Store:
     """The live database of one run of the server. Opening raises HistoryUnavailable."""
 
-    def __init__(self, folder: Path, run_id: str, log: logging.Logger) -> None:
+    def __init__(
+        self, folder: Path, run_id: str, log: logging.Logger, tail: Tail | None = None
+    ) -> None:
         self._connection = database.open_live(folder, log)
         self._folder = folder
         self._run_id = run_id
         self._log = log
-        self._generation = 0
-        self.records = 0
-        self.lost = 0
+        self._tail = tail
         # Cursors are opened from a connection that never runs anything, so that no thread shares
         # one that is in use.
         self._root = self._connection.cursor()
-        closed = close_open_requests(self._connection, run_id)
-        if closed:
-            log.warning("history: %d requests of an earlier server ended as lost", closed)
+        self.archive = Archive(self._root, folder, log, tail)
+        self.records = 0
+        self.lost = 0
+        try:
+            self._generation, self.last_seq = self._begin()
+        except duckdb.Error as error:
+            self._let_go()
+            raise HistoryUnavailable(database.one_line(str(error))) from error
+        except OSError as error:
+            self._let_go()
+            raise HistoryUnavailable(f"{folder}: {error.strerror}") from error
+
+    def _begin(self) -> tuple[int, int]:
+        """Put earlier runs in order; return this run's place, which is 0 and 0 when it is new."""
+        self.archive.open()
+        cursor = self.cursor()
+        try:
+            database.check_progress(cursor, self._folder, self._log)
+            closed = close_open_requests(cursor, self._run_id)
+            place = database.last_place(cursor, self._run_id)
+        finally:
+            cursor.close()
+        if closed.lost:
+            self._log.warning("history: %d requests of an earlier server ended", closed.lost)
+        if closed.unknown:
+            self._log.warning("history: %d ends were lost with other records", closed.unknown)
+        self._rows_added = self._count_live() + self.archive.rows_moved
+        self._connection.execute(f"USE {LIVE}")  # for the appenders
+        return place
+
+    def _count_live(self) -> int:
+        counts = [f"SELECT count(*) AS n FROM {LIVE}.main.{name}" for name, _, _ in tables()]
+        row = self._root.execute(f"SELECT sum(n)::BIGINT FROM ({' UNION ALL '.join(counts)})")
+        ((count,),) = row.fetchall()
+        return int(count)
 
     def cursor(self) -> duckdb.DuckDBPyConnection:
         """Return a new connection to read with, for one thread."""
         return self._root.cursor()
 
+    @property
+    def live_count(self) -> int:
+        """Rows in the live file."""
+        return self._rows_added - self.archive.rows_moved
+
+    def live_rows(self) -> Iterator[Rows]:
+        """Yield the live file's rows in pieces of one instant, for a tail that starts anew.
+
+        For a thread of its own; raises HistoryUnavailable.
+        """
+        cursor = self.cursor()
+        try:
+            cursor.execute("BEGIN TRANSACTION READ ONLY")
+            for name, _, _ in tables():
+                cursor.execute(f"FROM {LIVE}.main.{name}")
+                while rows := cursor.fetchmany(ROWS_A_FETCH):
+                    yield {name: rows}
+        except duckdb.Error as error:
+            raise HistoryUnavailable(database.one_line(str(error))) from error
+        finally:
+            cursor.close()
+
     def append(self, batch: Batch) -> None:
-        """Store a batch, in one transaction; raises HistoryUnavailable when nothing can be."""
+        """Store a batch, in one transaction, less what is stored already.
+
+        Raises HistoryUnavailable when nothing can be stored; the batch may then be given again to
+        the next store.
+        """
         rows: defaultdict[str, list[tuple[object, ...]]] = defaultdict(list)
-        if batch.lost:
-            lost = self._loss(self._generation, batch.lost_from, batch.lost_to)
-            rows[LOST_TABLE].append(lost)
+        if batch.lost and batch.lost_to > self.last_seq:
+            rows[LOST_TABLE].append(self._loss(batch.lost_from, batch.lost_to))
             self._log.error("history lost %d records: the writer was too slow", batch.lost)
-        for entry in batch.entries:
+        entries = [entry for entry in batch.entries if entry.seq > self.last_seq]
+        for entry in entries:
             fields = _FIELDS[entry.kind](entry.record)
             rows[entry.kind].append((self._run_id, entry.generation, entry.seq, *fields))
-        last = batch.lost_to
-        if batch.entries:
-            last, self._generation = batch.entries[-1].seq, batch.entries[-1].generation
+        if not rows:
+            return
+        first = batch.lost_from or entries[0].seq
+        last = entries[-1].seq if entries else batch.lost_to
         try:
             self._write(rows)
-            self.records += len(batch.entries)
+            self.records += len(entries)
+        except RECORDS_AT_FAULT as error:
+            rows = defaultdict(list, {LOST_TABLE: [self._loss(first, last)]})
+            reason = database.one_line(str(error))
+            self._log.error("history could not store %d records: %s", last - first + 1, reason)
+            self._write_or_fail(rows)
+            self.lost += len(entries)
         except duckdb.Error as error:
-            self.lost += len(batch.entries)
-            self._write_off(batch.lost_from or batch.entries[0].seq, last, error)
-        try:
-            database.write_progress(self._folder, Progress(self._run_id, last))
-        except OSError as error:
-            self._log.error("history could not note its progress: %s", error.strerror)
+            raise HistoryUnavailable(database.one_line(str(error))) from error
+        if entries:
+            self._generation = entries[-1].generation
+        self.last_seq = last
+        self._rows_added += sum(map(len, rows.values()))
+        self._note(rows)
 
     def close(self) -> None:
-        """Checkpoint and let go of the file."""
+        """Checkpoint and let go of the file; the upkeep must have ended."""
+        self.archive.close()
         self._root.close()
         try:
-            self._connection.execute("CHECKPOINT")
+            self._connection.execute(f"CHECKPOINT {LIVE}")
         finally:
             self._connection.close()
+
+    def _let_go(self) -> None:
+        self.archive.close()
+        self._root.close()
+        self._connection.close()
+
+    def _note(self, rows: Rows) -> None:
+        """Tell of what was committed: in the folder how far, to the tail what."""
+        try:
+            database.write_progress(self._folder, Progress(self._run_id, self.last_seq))
+        except OSError as error:
+            self._log.error("history could not note its progress: %s", error.strerror)
+        if self._tail is not None:
+            self._tail.feed(rows)
 
     def _write(self, rows: Rows) -> None:
         connection = self._connection
@@ -92,111 +176,15 @@ class Store:
             connection.execute("COMMIT")
         except duckdb.Error:
             # A commit that failed has ended its transaction already.
-            with suppress(duckdb.TransactionException):
+            with suppress(duckdb.Error):
                 connection.execute("ROLLBACK")
             raise
 
-    def _write_off(self, first: int, last: int, error: duckdb.Error) -> None:
-        """Put records that could not be stored on record as lost.
-
-        Goes on only if the records were at fault: a disk that is full may take this small row and
-        no batch, and would be tried four times a second for ever.
-        """
-        reason = database.one_line(str(error))
-        self._log.error("history could not store %d records: %s", last - first + 1, reason)
+    def _write_or_fail(self, rows: Rows) -> None:
         try:
-            self._write({LOST_TABLE: [self._loss(self._generation, first, last)]})
-        except duckdb.Error as again:
-            raise HistoryUnavailable(database.one_line(str(again))) from error
-        if not isinstance(error, RECORDS_AT_FAULT):
-            raise HistoryUnavailable(reason) from error
+            self._write(rows)
+        except duckdb.Error as error:
+            raise HistoryUnavailable(database.one_line(str(error))) from error
 
-    def _loss(self, generation: int, first: int, last: int) -> tuple[object, ...]:
-        return self._run_id, generation, first, last, last - first + 1
-
-
-def close_open_requests(connection: duckdb.DuckDBPyConnection, run_id: str) -> int:
-    """Give every start of an earlier run that has no end its end, and return how many.
-
-    Instants after the arrival are the last that the run had on record: nothing later is known.
-    """
-    names = ", ".join(LOST_END)
-    values = ", ".join(LOST_END.values())
-    try:
-        found = connection.execute(f"{OPEN_STARTS} SELECT count(*) FROM open_start", [run_id])
-        count: int = (found.fetchone() or (0,))[0]
-        if count:
-            connection.execute(
-                f"INSERT INTO request_end ({names}) {OPEN_STARTS}, {WHAT_IS_KNOWN} SELECT {values}"
-                " FROM open_start s JOIN place USING (run_id)"
-                " LEFT JOIN work USING (run_id, request)"
-                " LEFT JOIN receipt USING (run_id, request)",
-                [run_id],
-            )
-    except duckdb.Error as error:
-        raise HistoryUnavailable(database.one_line(str(error))) from error
-    return count
-
-
-OPEN_STARTS = """WITH open_start AS (
-  SELECT * FROM request_start s
-  WHERE run_id <> $1 AND NOT EXISTS (
-    FROM request_end e WHERE e.run_id = s.run_id AND e.request = s.request)
-)"""
-
-WHAT_IS_KNOWN = """known AS (
-  SELECT run_id, seq, 0 AS at_ns FROM run
-  UNION ALL SELECT run_id, seq, arrived_at_ns FROM request_start
-  UNION ALL SELECT run_id, seq, end_at_ns FROM iteration
-  UNION ALL SELECT run_id, seq, released_at_ns FROM request_end
-  UNION ALL SELECT run_id, seq, 0 FROM step_model
-  UNION ALL SELECT run_id, seq, coalesce(last_write_at_ns, submitted_at_ns) FROM delivery
-  UNION ALL SELECT run_id, seq, 0 FROM request_cause
-  UNION ALL SELECT run_id, seq, 0 FROM request_share
-  UNION ALL SELECT run_id, seq, rejected_at_ns FROM rejection
-  UNION ALL SELECT run_id, seq, fault_at_ns FROM fault
-  UNION ALL SELECT run_id, to_seq, 0 FROM telemetry_lost
-), place AS (
-  SELECT run_id, max(seq) AS last_seq, max(at_ns) AS last_at_ns FROM known
-  WHERE run_id IN (SELECT run_id FROM open_start) GROUP BY run_id
-), work AS (
-  SELECT run_id, request, count(*) AS iterations, min(begin_at_ns) AS first_scheduled_at_ns,
-    max(start_position + token_count) AS computed_tokens
-  FROM slice SEMI JOIN open_start USING (run_id, request) GROUP BY run_id, request
-), receipt AS (
-  SELECT run_id, request, min(received_at_ns) AS received_at_ns
-  FROM delivery SEMI JOIN open_start USING (run_id, request) GROUP BY run_id, request
-)"""
-
-LOST_END = {
-    "run_id": "s.run_id",
-    "generation": "s.generation",
-    "seq": "last_seq + row_number() OVER (PARTITION BY s.run_id ORDER BY s.seq)",
-    "request": "s.request",
-    "request_id": "s.request_id",
-    "external_id": "s.external_id",
-    "parent_id": "s.parent_id",
-    "tenant": "s.tenant",
-    "received_at_ns": "coalesce(receipt.received_at_ns, s.arrived_at_ns)",
-    "arrived_at_ns": "s.arrived_at_ns",
-    "admitted_at_ns": "NULL",
-    "first_scheduled_at_ns": "work.first_scheduled_at_ns",
-    "prefill_finished_at_ns": "NULL",
-    "first_token_at_ns": "NULL",
-    "cancel_requested_at_ns": "NULL",
-    "decided_at_ns": "last_at_ns",
-    "freed_at_ns": "NULL",
-    "released_at_ns": "last_at_ns",
-    "prompt_tokens": "s.prompt_tokens",
-    "cached_tokens": "0",
-    "output_tokens": "greatest(0, coalesce(work.computed_tokens, 0) - s.prompt_tokens + 1)",
-    "recomputed_tokens": "0",
-    "dropped_tokens": "0",
-    "wasted_tokens": "0",
-    "preemptions": "0",
-    "iterations": "coalesce(work.iterations, 0)",
-    "finish": "'error'",
-    "cancel_cause": "NULL",
-    "error": "'server lost'",
-}
-"""Column of request_end to its expression; a test holds the names against the record."""
+    def _loss(self, first: int, last: int) -> tuple[object, ...]:
+        return self._run_id, self._generation, first, last, last - first + 1

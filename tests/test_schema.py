@@ -18,7 +18,8 @@ from telemetry import schema
 from telemetry.bus import KIND_NAMES, Bus
 from telemetry.database import last_place
 from telemetry.records import KINDS, Column, Record, RequestCause, RequestShare, columns
-from telemetry.store import LOST_END, Store
+from telemetry.lost_ends import LOST_END
+from telemetry.store import Store
 from tests import samples
 
 ROOT = Path(__file__).resolve().parent.parent
