@@ -31,7 +31,9 @@ def main(arguments: list[str] | None = None) -> int:
 
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser of all commands; `run` of the parsed flags is what to call with them."""
+    from server.diff_command import add_diff_flags, run_diff_command  # noqa: PLC0415
     from server.export_command import add_export_flags, run_export_command  # noqa: PLC0415
+    from server.lint_command import add_lint_flags, run_lint_command  # noqa: PLC0415
     from server.sql_command import add_sql_flags, run_sql_command  # noqa: PLC0415
 
     parser = Parser("iterscope", description="Continuous batching you can see.")
@@ -43,9 +45,15 @@ def build_parser() -> argparse.ArgumentParser:
     sql = commands.add_parser("sql", help="ask the history one SELECT")
     add_sql_flags(sql)
     sql.set_defaults(run=run_sql_command)
+    lint = commands.add_parser("lint", help="find what is wrong; exit code 1 if anything is")
+    add_lint_flags(lint)
+    lint.set_defaults(run=run_lint_command)
     export = commands.add_parser("export", help="write a range of the record as a Perfetto trace")
     add_export_flags(export)
     export.set_defaults(run=run_export_command)
+    diff = commands.add_parser("diff", help="compare two runs, windows or files")
+    add_diff_flags(diff)
+    diff.set_defaults(run=run_diff_command)
     return parser
 
 

@@ -7,7 +7,7 @@ recorder.py copies them: both mean the same rows. Must never open anything: it a
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, Protocol
 
@@ -91,6 +91,19 @@ def instant_us(text: str) -> int:
     return since // timedelta(microseconds=1)
 
 
+def window_of(text: str, *, now_unix_us: int) -> TimeRange:
+    """Return the range of `FROM/TO`, each an instant, a time ago such as `15m`, or `now`."""
+    since, _, until = text.partition("/")
+
+    def end(part: str) -> int:
+        if part.strip() == "now":
+            return now_unix_us
+        ago = LENGTH.fullmatch(part.strip())
+        return now_unix_us - length_us(part) if ago else instant_us(part)
+
+    return TimeRange(from_unix_us=end(since), to_unix_us=end(until))
+
+
 def shown(unix_us: int) -> str:
     """Return an instant as people read it, in UTC."""
     return (EPOCH + timedelta(microseconds=unix_us)).strftime("%Y-%m-%d %H:%M:%S.%f")[:-3] + "Z"
@@ -102,13 +115,13 @@ def spans_of(ask: Ask, asked: TimeRange, *, now_unix_us: int | None = None) -> l
     `last_us` reaches back from `now_unix_us`, or where that is None from the newest record. Raises
     BadRange when nothing on record lies in the range.
     """
-    runs = ask(RUNS, []).rows
+    runs = runs_of(ask)
     if asked.run_id is not None:
-        runs = [run for run in runs if run[0] == asked.run_id]
+        runs = [run for run in runs if run.run_id == asked.run_id]
     if not runs:
         what = f"no run {asked.run_id}" if asked.run_id else "no run at all"
         raise BadRange(f"there is {what} on record")
-    newest = max(started + last_ns // 1000 for _, started, last_ns in runs)
+    newest = max(run.to_unix_us for run in runs)
     until = asked.to_unix_us
     since = asked.from_unix_us
     if asked.last_us is not None:
@@ -117,15 +130,22 @@ def spans_of(ask: Ask, asked: TimeRange, *, now_unix_us: int | None = None) -> l
     if since is not None and until is not None and since >= until:
         raise BadRange(f"the range ends at {shown(until)}, before it begins")
     found = []
-    for run_id, started, last_ns in runs:
-        begin = 0 if since is None else max(0, (since - started) * 1000)
-        end = last_ns if until is None else min(last_ns, (until - started) * 1000)
+    for run in runs:
+        begin = 0 if since is None else max(0, (since - run.started_unix_us) * 1000)
+        end = run.to_ns if until is None else min(run.to_ns, (until - run.started_unix_us) * 1000)
         if begin <= end:
-            span = Span(run_id=run_id, started_unix_us=started, from_ns=begin, to_ns=end)
-            found.append(span)
+            found.append(replace(run, from_ns=begin, to_ns=end))
     if not found:
         raise BadRange(f"nothing on record in that range; the newest record is of {shown(newest)}")
     return found
+
+
+def runs_of(ask: Ask) -> list[Span]:
+    """Return all that is on record, a span for each run, oldest first."""
+    return [
+        Span(run_id=run_id, started_unix_us=started, from_ns=0, to_ns=last_ns)
+        for run_id, started, last_ns in ask(RUNS, []).rows
+    ]
 
 
 RUNS = """
