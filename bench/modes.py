@@ -24,7 +24,7 @@ from bench.machine import StolenTime, describe
 from engine.build import build
 from engine.config import BATCHING_MODES, POLICY_NAMES, EngineConfig
 from engine.core import Core
-from engine.messages import Delta, SamplingParams, Submit
+from engine.messages import Gains, SamplingParams, Submit
 from telemetry.records import Fault, Iteration, RequestEnd, RequestStart, StepModel
 
 TRACE = Path(__file__).parent / "data" / "azure_conv_200.csv"
@@ -56,10 +56,10 @@ class Recorder:
         """Open a sequence's lists."""
         self.tokens[record.request], self.instants[record.request] = [], []
 
-    def step(self, deltas: list[Delta], iteration: Iteration, ends: list[RequestEnd]) -> None:
+    def step(self, gains: Gains, iteration: Iteration, ends: list[RequestEnd]) -> None:
         """Take a step's news."""
         now = self.clock.now_ns()
-        for delta in deltas:
+        for delta in gains.each():
             self.tokens[delta.request] += delta.tokens
             self.instants[delta.request] += [now] * len(delta.tokens)
         self.iterations.append(iteration)

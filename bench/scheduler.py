@@ -107,7 +107,7 @@ class Traffic:
         resumed = time.perf_counter_ns()
         self.scheduler.commit(plan, output, self._now_ns)
         ended = time.perf_counter_ns()
-        self.scheduler.roster.take_deltas()
+        self.scheduler.roster.take_gains()
         self.scheduler.roster.take_ended()
         return planned - began + ended - resumed
 

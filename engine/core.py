@@ -10,7 +10,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Protocol
 
-from engine.messages import Abort, Delta, Submit
+from engine.messages import Abort, Gains, Submit
 from engine.plan import Clock, PendingStep, Plan, Runner, StepOutput
 from engine.request import Request, end_record, start_record
 from engine.scheduler import Scheduler
@@ -30,7 +30,7 @@ class Emit(Protocol):
         """A sequence entered the queue."""
         ...
 
-    def step(self, deltas: list[Delta], iteration: Iteration, ends: list[RequestEnd]) -> None:
+    def step(self, gains: Gains, iteration: Iteration, ends: list[RequestEnd]) -> None:
         """A step was committed: what clients gain, its record, and who ended."""
         ...
 
@@ -102,7 +102,7 @@ class Core:
     def has_work(self) -> bool:
         """Whether sequences run or wait, or aborts are still to be recorded."""
         scheduler = self.scheduler
-        live = bool(scheduler.roster.running) or len(scheduler.roster.waiting) > 0
+        live = len(scheduler.roster.running) > 0 or len(scheduler.roster.waiting) > 0
         return live or self._aborted or bool(self._flights)
 
     @property
@@ -211,7 +211,7 @@ class Core:
         iteration = self._iteration(plan, output, tile, ended)
         released = self._clock.now_ns()
         ends = [end_record(request, released) for request in ended]
-        self._emit.step(self.scheduler.roster.take_deltas(), iteration, ends)
+        self._emit.step(self.scheduler.roster.take_gains(), iteration, ends)
         self._emit_ns = self._clock.now_ns() - tile.end
 
     def _iteration(

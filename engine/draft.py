@@ -4,13 +4,12 @@ Owns the arithmetic of budgets and the columns of the finished plan. The schedul
 step and seals it; nothing else touches it. Decides nothing: who is placed is the scheduler's.
 """
 
-from operator import attrgetter
+import numpy as np
 
 from engine.plan import History, Plan
 from engine.request import Request
-
-NUMBER, EPOCH = attrgetter("number"), attrgetter("epoch")
-BLOCKS, SAMPLING = attrgetter("blocks"), attrgetter("sampling")
+from engine.running import Running
+from engine.table import Reservation, Table, Vector
 
 
 class Draft:
@@ -19,15 +18,16 @@ class Draft:
     partials counts rows that leave some of their tokens for a later step.
     """
 
-    __slots__ = ("_chunk_max", "left", "partials", "plan", "prefill_left", "rows")
+    __slots__ = ("_chunk_max", "_counts", "_decodes", "left", "partials", "plan", "prefill_left")
 
     def __init__(self, plan: Plan, *, left: int, prefill_left: int, chunk_max: int) -> None:
         self.plan = plan
-        self.rows: list[Request] = []
         self.left = left
         self.prefill_left = prefill_left
         self.partials = 0
         self._chunk_max = chunk_max
+        self._decodes: Vector | None = None  # slots of the first rows, one token each
+        self._counts: list[int] = []  # tokens of the rows after them
 
     def share(self, pending: int) -> int:
         """Return how many of a row's pending tokens this step may compute."""
@@ -35,11 +35,22 @@ class Draft:
             return 1 if self.left else 0
         return min(pending, self.left, self.prefill_left, self._chunk_max)
 
-    def place(self, request: Request, start: int, count: int, pending: int) -> None:
-        """Put a row of `count` tokens from position `start` into the batch."""
-        self.rows.append(request)
-        self.plan.start_positions.append(start)
-        self.plan.token_counts.append(count)
+    def place_decodes(self, running: Running, places: Vector) -> None:
+        """Put the rows at these places into the batch, one token each, before all others."""
+        assert not self.plan.rows, "decodes are placed at once, and first"
+        running.copy_to(self.plan, places)
+        self._decodes = running.slots[places]
+        self.left -= len(places)
+
+    def place(self, request: Request, count: int, pending: int) -> None:
+        """Put a row of the next `count` of its pending tokens into the batch."""
+        plan = self.plan
+        plan.rows.append(request)
+        plan.requests.append(request.number)
+        plan.block_tables.append(request.blocks)
+        plan.sampling.append(request.sampling)
+        plan.groups.append(request.group)
+        self._counts.append(count)
         self.left -= count
         if pending > 1:
             self.prefill_left -= count
@@ -57,19 +68,25 @@ class Draft:
         self.plan.idle_token_ids.append(request.tokens[position])
         self.plan.idle_block_tables.append(request.blocks)
 
-    def seal(self, *, groups: bool, histories: bool) -> Plan:
-        """Fill the columns of the placed rows, take their tokens in flight, return the plan.
+    def seal(self, table: Table, *, block_tokens: int, histories: bool) -> Plan:
+        """Take the placed rows' tokens in flight, fill the plan's columns, return it.
 
         `histories` says whether any live sequence needs its own: then the rows are looked through.
         """
-        plan, rows = self.plan, self.rows
-        plan.requests = list(map(NUMBER, rows))
-        plan.epochs = list(map(EPOCH, rows))
-        plan.block_tables = list(map(BLOCKS, rows))
-        plan.kv_block_counts = list(map(len, plan.block_tables))
-        plan.sampling = list(map(SAMPLING, rows))
-        if groups:
-            plan.groups = [request.group for request in rows]
+        plan = self.plan
+        if not plan.rows:
+            return plan
+        step = table.reserve(*self._columns())
+        plan.reserved = step
+        plan.epochs = step.epochs.tolist()
+        plan.start_positions = step.starts.tolist()
+        plan.token_counts = step.counts.tolist()
+        plan.samples = step.samples.tolist()
+        plan.output_indices = step.output_indices.tolist()
+        plan.kv_block_counts = (table.room[step.slots] // block_tokens).tolist()
+        plan.token_ids = self._token_ids(step)
+        plan.decode_tokens = step.decode_tokens
+        plan.prefill_tokens = len(plan.token_ids) - step.decode_tokens
         if histories:
             plan.histories = [
                 History(
@@ -78,35 +95,29 @@ class Draft:
                     prompt_tokens=request.prompt_tokens,
                     scored=request.scored,
                 )
-                for row, request in enumerate(rows)
+                for row, request in enumerate(plan.rows)
                 if not request.is_plain
             ]
-        token_ids, decode_tokens = plan.token_ids, 0
-        indices, samples = plan.output_indices, plan.samples
-        for request, start, count in zip(
-            rows, plan.start_positions, plan.token_counts, strict=True
-        ):
-            end, known, tokens = start + count, request.known, request.tokens
-            indices.append(known - request.prompt_tokens)
-            if count == 1 and start < len(tokens):
-                token_ids.append(tokens[start])
-            else:
-                token_ids.extend(request.token_ids(start, count))
-            # By position: below the highest computed is recompute, below the prompt's end
-            # prefill, else decode; one row may hold more than one kind.
-            if start >= request.highest and start >= request.prompt_tokens:
-                decode_tokens += count
-            else:
-                decode_from = max(request.highest, request.prompt_tokens)
-                decode_tokens += max(0, end - decode_from)
-            request.planned = end
-            request.flights += 1
-            request.iterations += 1
-            if end == known:
-                samples.append(True)
-                request.known = known + 1
-            else:
-                samples.append(False)
-        plan.decode_tokens = decode_tokens
-        plan.prefill_tokens = len(token_ids) - decode_tokens
         return plan
+
+    def _columns(self) -> tuple[Vector, Vector]:
+        """Return the rows' slots and token counts."""
+        decodes, counts = self._decodes, self._counts
+        if decodes is None:
+            return np.array([row.slot for row in self.plan.rows]), np.array(counts)
+        if not counts:
+            return decodes, np.ones_like(decodes)
+        others = [row.slot for row in self.plan.rows[len(decodes) :]]
+        return (
+            np.concatenate((decodes, others)),
+            np.concatenate((np.ones_like(decodes), counts)),
+        )
+
+    def _token_ids(self, step: Reservation) -> list[int]:
+        """Return all rows' ids, flat; a decode's is its last known token."""
+        decodes, rows = len(self.plan.rows) - len(self._counts), self.plan.rows
+        ids: list[int] = step.last[:decodes].tolist()
+        starts = step.starts[decodes:].tolist()
+        for request, start, count in zip(rows[decodes:], starts, self._counts, strict=True):
+            ids.extend(request.token_ids(start, count))
+        return ids

@@ -4,14 +4,18 @@ Owns the checks alone; tests call `check` after each step, the engine never does
 everything, changes nothing.
 """
 
+import numpy as np
+
+from engine.plan import Plan
 from engine.request import Request
 from engine.scheduler import Scheduler
+from engine.table import PLACEHOLDER
 
 
 def check(scheduler: Scheduler) -> None:
     """Raise AssertionError for the first law that is broken."""
     waiting = scheduler.roster.waiting.requests()
-    running = scheduler.roster.running
+    running = scheduler.roster.running.rows
     assert len(waiting) == len(scheduler.roster.waiting)
     assert all(request.state == "running" for request in running)
     assert all(request.state in ("waiting", "preempted") for request in waiting)
@@ -22,9 +26,31 @@ def check(scheduler: Scheduler) -> None:
     assert len(scheduler.roster.requests) == len(running) + len(waiting) + late
     for request in scheduler.roster.requests.values():
         check_request(request)
+        check_cells(request, scheduler.pool.block_tokens)
+    assert scheduler.roster.table.slots_used == len(scheduler.roster.requests)
+    assert scheduler.roster.running.slots.tolist() == [request.slot for request in running]
+    plan = Plan(step=0, token_budget=0)
+    scheduler.roster.running.copy_to(plan, np.arange(len(running)))
+    assert plan.requests == [request.number for request in running]
+    assert all(
+        mine is request.blocks for mine, request in zip(plan.block_tables, running, strict=True)
+    )
     for request in running:
         assert scheduler.pool.blocks_for(request.computed) <= len(request.blocks)
     scheduler.pool.check([request.blocks for request in running])
+
+
+def check_cells(request: Request, block_tokens: int) -> None:
+    """Raise AssertionError where the table tells another story than the sequence's own lists."""
+    cells = {name: column[request.slot] for name, column in request.table.cells.items()}
+    assert cells["read"] == len(request.tokens), request
+    assert cells["prompt"] == request.prompt_tokens, request
+    assert cells["room"] == len(request.blocks) * block_tokens, request
+    assert cells["decided"] == (request.finish is not None), request
+    assert cells["limit"] == (0 if request.finish else request.computed_max), request
+    if request.finish is None:
+        last = PLACEHOLDER if request.placeholders else request.tokens[-1]
+        assert cells["last"] == last, request
 
 
 def check_request(request: Request) -> None:

@@ -5,10 +5,10 @@ The scheduler is the one caller. Block 0 belongs to padding rows and is never gi
 free + used + cached = total. Never hands out part of an allocation, never frees a block twice.
 """
 
-from array import array
 from collections import OrderedDict
 from collections.abc import Sequence
 from hashlib import blake2b
+from struct import pack
 
 DIGEST_BYTES = 16
 
@@ -24,7 +24,8 @@ def block_digest(parent: bytes, tokens: Sequence[int]) -> bytes:
     A cryptographic hash, since a client that could make two contexts collide would read another
     client's answers.
     """
-    return blake2b(parent + array("q", tokens).tobytes(), digest_size=DIGEST_BYTES).digest()
+    ids = pack(f"{len(tokens)}q", *tokens)
+    return blake2b(parent + ids, digest_size=DIGEST_BYTES).digest()
 
 
 class KVPool:

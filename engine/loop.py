@@ -17,6 +17,7 @@ from engine.messages import (
     Abort,
     Command,
     Delta,
+    Gains,
     News,
     Progress,
     Report,
@@ -56,6 +57,7 @@ class Outbox:
         self._encode_record = msgspec.json.Encoder().encode
         self._after_step = 0
         self._lost_through = 0
+        self._gains: Gains | None = None  # of the last step, while nothing older is unsent
         self._deltas: dict[int, Delta] = {}
         self._starts: list[RequestStart] = []
         self._ends: list[RequestEnd] = []
@@ -65,8 +67,8 @@ class Outbox:
     @property
     def unsent(self) -> bool:
         """Whether news wait for the server to take them."""
-        news = (self._starts, self._deltas, self._ends, self._faults, self._step_models)
-        return any(news)
+        records = (self._starts, self._ends, self._faults, self._step_models)
+        return any(records) or self._gains is not None or bool(self._deltas)
 
     def tell(self, news: News) -> None:
         """Send start-up news; these may wait, nothing runs yet."""
@@ -88,12 +90,10 @@ class Outbox:
         """Report a new fit."""
         self._step_models.append(record)
 
-    def step(self, deltas: list[Delta], iteration: Iteration, ends: list[RequestEnd]) -> None:
+    def step(self, gains: Gains, iteration: Iteration, ends: list[RequestEnd]) -> None:
         """Send a step's news: tokens first, since clients wait for them, then its record."""
         self._after_step = iteration.step
-        for delta in deltas:
-            earlier = self._deltas.get(delta.request)
-            self._deltas[delta.request] = merge(earlier, delta) if earlier else delta
+        self._gain(gains)
         self._ends.extend(ends)
         try:
             self._records.send(self._encode_record(iteration), zmq.DONTWAIT)
@@ -103,6 +103,17 @@ class Outbox:
             self._lost_through = iteration.step
         self.flush()
 
+    def _gain(self, gains: Gains) -> None:
+        """Keep a step's gains as they are; those that were not taken merge, by request."""
+        if self._gains is None and not self._deltas:
+            self._gains = gains
+            return
+        for earlier in (self._gains or Gains(), gains):
+            for delta in earlier.each():
+                known = self._deltas.get(delta.request)
+                self._deltas[delta.request] = merge(known, delta) if known else delta
+        self._gains = None
+
     def flush(self) -> None:
         """Offer everything unsent as one report; it stays here if the server does not take it."""
         if not self.unsent:
@@ -110,7 +121,7 @@ class Outbox:
         report = Report(
             after_step=self._after_step,
             lost_through_step=self._lost_through,
-            deltas=list(self._deltas.values()),
+            gains=self._gains or Gains(deltas=list(self._deltas.values())),
             starts=self._starts,
             ends=self._ends,
             faults=self._faults,
@@ -120,7 +131,8 @@ class Outbox:
             self._control.send(self._encode_news(report), zmq.DONTWAIT)
         except zmq.Again:
             return
-        self._deltas, self._starts, self._ends = {}, [], []
+        self._gains, self._deltas = None, {}
+        self._starts, self._ends = [], []
         self._faults, self._step_models = [], []
 
 

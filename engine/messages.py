@@ -5,6 +5,7 @@ MessagePack over ZeroMQ. Iterations do not pass here: they go, already encoded a
 lossy records channel. Nothing in this file may hold text of a prompt or know of HTTP.
 """
 
+from collections.abc import Iterator
 from typing import Annotated, Literal
 
 import msgspec
@@ -138,6 +139,23 @@ class Delta(msgspec.Struct, frozen=True, array_like=True):
     prompt_logprobs: list[TokenLogprobs] | None = None
 
 
+class Gains(msgspec.Struct, frozen=True, array_like=True):
+    """What clients gained in a step: `requests` and `tokens` are aligned, one new token each.
+
+    `deltas` hold all that is more than a token, and come after those.
+    """
+
+    requests: list[int] = []
+    tokens: list[int] = []
+    deltas: list[Delta] = []
+
+    def each(self) -> Iterator[Delta]:
+        """Yield everything as deltas, in order."""
+        for request, token in zip(self.requests, self.tokens, strict=True):
+            yield Delta(request, [token])
+        yield from self.deltas
+
+
 def joined(
     earlier: list[TokenLogprobs] | None, later: list[TokenLogprobs] | None
 ) -> list[TokenLogprobs] | None:
@@ -150,14 +168,14 @@ def joined(
 class Report(msgspec.Struct, frozen=True, kw_only=True, tag="report"):
     """Everything reliable since the last report; unsent reports merge and are never dropped.
 
-    Deltas may be delivered at once. Records are published only when the iteration
+    Gains may be delivered at once. Records are published only when the iteration
     numbered `after_step` has been received, or `lost_through_step` >= `after_step` says that it
     was dropped, so an end never overtakes the record of its own last step.
     """
 
     after_step: int
     lost_through_step: int = 0
-    deltas: list[Delta] = []
+    gains: Gains = Gains()
     starts: list[RequestStart] = []
     ends: list[RequestEnd] = []
     faults: list[Fault] = []

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from engine.messages import SamplingParams, TokenLogprobs
+from engine.request import Request
+from engine.table import Reservation
 from telemetry.records import AdmissionStop, PreemptionCause
 
 
@@ -38,7 +40,8 @@ class Plan:
     was planned, so that a late result is recognised. groups name each row's line, for policies
     that account by it, else empty. histories are those of rows whose sampling is not plain. The
     idle columns are rows that a fixed batch keeps after their end: one token each at its old
-    position, computed after all others and never sampled.
+    position, computed after all others and never sampled. `rows` and
+    `reserved` are the scheduler's own, for its commit.
     """
 
     step: int
@@ -73,6 +76,8 @@ class Plan:
     preempted_beneficiaries: list[int] = field(default_factory=list)
     allocation_failures: int = 0
     kv_blocks_peak: int = 0
+    rows: list[Request] = field(default_factory=list)
+    reserved: Reservation | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

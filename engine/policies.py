@@ -12,27 +12,39 @@ from operator import attrgetter
 from typing import Literal
 
 import msgspec
+import numpy as np
 
 from engine.config import EngineConfig
 from engine.plan import Plan, StepOutput
 from engine.request import Request
 from engine.step_model import StepTimes
+from engine.table import SLOTS_MIN, Table, Vector
 
 Refusal = Literal["slo", "policy"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class View:
-    """What a policy may know of the step being planned."""
+    """What a policy may know of the step being planned; `slots` are those of `running`."""
 
     now_ns: int
     running: Sequence[Request]
+    slots: Vector
+    table: Table
     waiting: int
     tokens_left: int
 
 
 OTHER_TENANTS = "(other)"
 DECODE_WEIGHT = 2
+
+
+def widened(by_slot: Vector, slot: int) -> Vector:
+    """Return the vector, longer if it has no place for the slot."""
+    while slot >= len(by_slot):
+        by_slot = np.pad(by_slot, (0, len(by_slot)))
+    return by_slot
+
 
 by_rank = attrgetter("rank")
 by_arrival = attrgetter("arrival")
@@ -47,8 +59,8 @@ class Policy:
     """Whether planning goes on at the next group's head when `refuse` stopped this one's."""
     may_preempt = False
     """Whether `preempts` ever names anybody."""
-    accounts = False
-    """Whether `charge` reads the plan's groups."""
+    decodes_first = False
+    """Whether running decodes are given tokens before running prefill chunks."""
 
     def __init__(self, config: EngineConfig, times: StepTimes) -> None:
         self.config = config
@@ -63,14 +75,18 @@ class Policy:
         del request
         return ""
 
-    def group_rank(self, group: str) -> float:
-        """Place of a line among the lines; lower goes first."""
-        del group
-        return 0.0
+    def group_ranks(self, groups: Sequence[str]) -> Sequence[float]:
+        """Places of lines among the lines; lower goes first."""
+        return [0.0] * len(groups)
 
-    def running_order(self, running: list[Request]) -> list[Request]:
-        """Return who is given tokens first."""
-        return sorted(running, key=by_arrival)
+    def running_key(self, request: Request) -> tuple[int, ...]:
+        """Place among the running, constant while it runs; lower is given tokens first."""
+        return request.arrival
+
+    def running_order(self, view: View) -> Vector | None:
+        """Return the places of `view.running` in another order than by running_key, or None."""
+        del view
+        return None
 
     def victim(self, unplaced: Sequence[Request]) -> Request:
         """Return who loses its blocks when they lack: of those not placed yet, latest arrived."""
@@ -112,15 +128,6 @@ class Fcfs(Policy):
     name = "fcfs"
 
 
-def decodes_first(ordered: list[Request]) -> list[Request]:
-    """Return decodes (one token left to compute), then chunks, each in the order given."""
-    decodes: list[Request] = []
-    chunks: list[Request] = []
-    for request in ordered:
-        (chunks if request.known - request.planned > 1 else decodes).append(request)
-    return decodes + chunks
-
-
 class DecodeFirst(Policy):
     """Arrival order in line; of the running, decodes before prefill chunks.
 
@@ -129,10 +136,7 @@ class DecodeFirst(Policy):
     """
 
     name = "decode_first"
-
-    def running_order(self, running: list[Request]) -> list[Request]:
-        """Return decodes by arrival, then chunks by arrival."""
-        return decodes_first(sorted(running, key=by_arrival))
+    decodes_first = True
 
 
 class Priority(Policy):
@@ -145,15 +149,16 @@ class Priority(Policy):
 
     name = "priority"
     may_preempt = True
+    decodes_first = True
 
     def rank(self, request: Request) -> tuple[int, ...]:
         """Place in line: the instant of arrival, moved by the level."""
         age_ns = self.config.priority_age_ms * 1_000_000
         return (request.life.arrived + request.submit.priority * age_ns, request.number)
 
-    def running_order(self, running: list[Request]) -> list[Request]:
-        """Return decodes by rank, then chunks by rank."""
-        return decodes_first(sorted(running, key=by_rank))
+    def running_key(self, request: Request) -> tuple[int, ...]:
+        """Place among the running: the rank."""
+        return request.rank
 
     def victim(self, unplaced: Sequence[Request]) -> Request:
         """Return the last by rank."""
@@ -180,42 +185,60 @@ class Fair(Policy):
     """
 
     name = "fair"
+    decodes_first = True
     overtakes = True
-    accounts = True
 
     def __init__(self, config: EngineConfig, times: StepTimes) -> None:
         super().__init__(config, times)
-        self._weights = config.weights
-        self._counters: dict[str, float] = {}
-        self._live: dict[str, int] = {}
+        self._places: dict[str, int] = {}  # tenant to its column below
+        self._free: list[int] = []
+        # Rows: the counter, the tenant's weight, its live requests.
+        self._counters, self._weights, self._live = np.zeros((3, 0))
+        self._place_of: Vector = np.zeros(SLOTS_MIN, dtype=np.int64)  # by a request's slot
 
     def group(self, request: Request) -> str:
         """Return the tenant, or the shared line when too many are told apart already."""
         tenant = request.submit.tenant
-        if tenant in self._live or len(self._live) < self.config.tenants_max:
+        known = self._places.get(tenant)
+        if known is not None and self._live[known]:
             return tenant
-        return OTHER_TENANTS
+        room = np.count_nonzero(self._live) < self.config.tenants_max
+        return tenant if room else OTHER_TENANTS
 
-    def group_rank(self, group: str) -> float:
-        """Return the tenant's counter."""
-        return self._counters.get(group, 0.0)
+    def group_ranks(self, groups: Sequence[str]) -> Sequence[float]:
+        """Return the tenants' counters."""
+        ranks: list[float] = self._counters[[self._places[group] for group in groups]].tolist()
+        return ranks
 
     def joins(self, request: Request) -> None:
         """Count a tenant's live requests; one back from idle gets no credit for its absence."""
-        group = request.group
-        if not self._live.get(group):
-            active = [self._counters[other] for other in self._live]
-            self._counters[group] = max(self._counters.get(group, 0.0), min(active, default=0.0))
-        self._live[group] = self._live.get(group, 0) + 1
+        place = self._places.get(request.group)
+        if place is None:
+            place = self._places[request.group] = self._new_place(request.group)
+        if not self._live[place]:
+            least = min(self._counters[self._live > 0].tolist(), default=0.0)
+            self._counters[place] = max(self._counters[place], least)
+        self._live[place] += 1
+        self._place_of = widened(self._place_of, request.slot)
+        self._place_of[request.slot] = place
+
+    def _new_place(self, group: str) -> int:
+        if not self._free:
+            count = len(self._counters)
+            values = np.stack((self._counters, self._weights, self._live))
+            self._counters, self._weights, self._live = np.pad(values, ((0, 0), (0, count + 8)))
+            self._free.extend(range(2 * count + 7, count - 1, -1))
+        place = self._free.pop()
+        self._counters[place] = 0.0
+        self._weights[place] = self.config.weights.get(group, 1.0)
+        return place
 
     def leaves(self, request: Request) -> None:
-        """Forget a tenant with nothing live, once its counter says nothing any more."""
-        group = request.group
-        self._live[group] -= 1
-        if not self._live[group]:
-            del self._live[group]
-            if len(self._counters) > 2 * self.config.tenants_max:
-                self._counters = {name: self._counters[name] for name in self._live}
+        """Forget tenants with nothing live, once there are too many whose counters say nothing."""
+        self._live[self._places[request.group]] -= 1
+        if len(self._places) > 2 * self.config.tenants_max:
+            for group in [group for group, place in self._places.items() if not self._live[place]]:
+                self._free.append(self._places.pop(group))
 
     def refuse(self, request: Request, view: View) -> Refusal | None:
         """Refuse a tenant that runs as many sequences as its quota allows."""
@@ -228,13 +251,12 @@ class Fair(Policy):
     def charge(self, plan: Plan, output: StepOutput) -> None:
         """Raise the counters by what the step served."""
         del output
-        for group, start, count, samples in zip(
-            plan.groups, plan.start_positions, plan.token_counts, plan.samples, strict=True
-        ):
-            weight = self._weights.get(group, 1.0)
-            decode = start > 0 and count == 1 and samples
-            served = count * (DECODE_WEIGHT if decode else 1)
-            self._counters[group] = self._counters.get(group, 0.0) + served / weight
+        if (step := plan.reserved) is None:
+            return
+        decodes = (step.starts > 0) & (step.counts == 1) & step.samples
+        places = self._place_of[step.slots]
+        served = np.where(decodes, DECODE_WEIGHT, step.counts) / self._weights[places]
+        self._counters += np.bincount(places, served, minlength=len(self._counters))
 
 
 class Objective(msgspec.Struct, frozen=True):
@@ -255,10 +277,13 @@ class Slo(Policy):
     """
 
     name = "slo"
+    decodes_first = True
 
     def __init__(self, config: EngineConfig, times: StepTimes) -> None:
         super().__init__(config, times)
-        self._targets: dict[int, tuple[int, int]] = {}
+        # By a request's slot: when its first token is due, and the time for each one after it.
+        self._first_due: Vector = np.zeros(SLOTS_MIN, dtype=np.int64)
+        self._tpot: Vector = np.zeros(SLOTS_MIN, dtype=np.int64)
 
     def rank(self, request: Request) -> tuple[int, ...]:
         """Place in line: the latest start."""
@@ -267,38 +292,38 @@ class Slo(Policy):
             asked = msgspec.json.decode(request.submit.slo, type=Objective)
         ttft_ms = self.config.ttft_ms if asked.ttft_ms is None else asked.ttft_ms
         tpot_ms = self.config.tpot_ms if asked.tpot_ms is None else asked.tpot_ms
-        ttft_ns, tpot_ns = round(ttft_ms * 1e6), round(tpot_ms * 1e6)
-        self._targets[request.number] = (request.life.arrived + ttft_ns, tpot_ns)
+        first_due_ns = request.life.arrived + round(ttft_ms * 1e6)
+        self._first_due = widened(self._first_due, request.slot)
+        self._tpot = widened(self._tpot, request.slot)
+        self._first_due[request.slot], self._tpot[request.slot] = first_due_ns, round(tpot_ms * 1e6)
         fit = self.times.fitted
         prompt_ns = round(fit.p * request.prompt_tokens) if fit else 0
-        return (request.life.arrived + ttft_ns - prompt_ns, request.number)
+        return (first_due_ns - prompt_ns, request.number)
 
-    def leaves(self, request: Request) -> None:
-        """Forget its objective."""
-        del self._targets[request.number]
+    def due_ns(self, slots: Vector, table: Table) -> Vector:
+        """Return when the next token of each is due, ns since the server's start."""
+        tokens = table.known[slots] - table.prompt[slots]
+        due: Vector = self._first_due[slots] + tokens * self._tpot[slots]
+        return due
 
-    def due_ns(self, request: Request) -> int:
-        """Return when its next token is due, ns since the server's start."""
-        first_due, tpot_ns = self._targets[request.number]
-        return first_due + (request.known - request.prompt_tokens) * tpot_ns
-
-    def running_order(self, running: list[Request]) -> list[Request]:
-        """Return decodes by due time, then chunks by due time."""
-        return decodes_first(sorted(running, key=self.due_ns))
+    def running_order(self, view: View) -> Vector | None:
+        """Order by due time."""
+        return np.argsort(self.due_ns(view.slots, view.table), kind="stable")
 
     def victim(self, unplaced: Sequence[Request]) -> Request:
         """Return the one with most time left."""
-        return max(unplaced, key=self.due_ns)
+        slots = np.array([request.slot for request in unplaced])
+        return unplaced[int(np.argmax(self.due_ns(slots, unplaced[0].table)))]
 
     def prefill_budget(self, view: View) -> int | None:
         """Return the tokens that fit before the least slack of those decoding runs out."""
-        fit = self.times.fitted
-        decoding = [request for request in view.running if request.output_tokens > 0]
-        if fit is None or fit.p <= 0 or not decoding:
+        fit, table = self.times.fitted, view.table
+        slots = view.slots[table.read[view.slots] > table.prompt[view.slots]]
+        if fit is None or fit.p <= 0 or not slots.size:
             return None
-        slack_ns = min(self.due_ns(request) for request in decoding) - view.now_ns
-        context = sum(request.computed for request in decoding)
-        spare_ns = slack_ns - fit.fixed - fit.d * len(decoding) - fit.c * context
+        slack_ns = int(self.due_ns(slots, table).min()) - view.now_ns
+        context = int(table.computed[slots].sum())
+        spare_ns = slack_ns - fit.fixed - fit.d * len(slots) - fit.c * context
         floor = max(1, self.config.max_num_batched_tokens // 16)
         return max(floor, int(spare_ns / fit.p))
 

@@ -5,15 +5,17 @@ read. No phases: what a step may compute is known - computed - in flight, whatev
 Never holds text, tensors or anything of another sequence.
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Literal
 
 from engine.kv import block_digest, root_digest
 from engine.messages import SamplingParams, Submit
+from engine.table import NEVER, PLACEHOLDER, Table
 from telemetry.records import CancelCause, Finish, RequestEnd, RequestStart
 
-PLACEHOLDER = -1
-"""Token id of a sampled token that the host has not read yet; the device has it."""
+NO_SLOT = 2**62
+"""The slot of a sequence that has left: its cells are somebody else's, and read as an error."""
 
 State = Literal["waiting", "running", "preempted", "finished"]
 
@@ -55,6 +57,21 @@ class Counts:
     recomputed: int = 0
     dropped: int = 0
     preemptions: int = 0
+    iterations: int = 0
+
+
+class Cell:
+    """A counter of a sequence that stands in the table, at the sequence's slot."""
+
+    def __init__(self, column: str) -> None:
+        self._column = column
+
+    def __get__(self, request: "Request", kind: type | None = None) -> int:
+        value: int = request.table.cells[self._column][request.slot]
+        return value
+
+    def __set__(self, request: "Request", value: int) -> None:
+        request.table.cells[self._column][request.slot] = value
 
 
 @dataclass(slots=True, eq=False)
@@ -66,7 +83,8 @@ class Request:
     `highest` is the most ever computed: positions below it are recompute. `flights` counts
     uncommitted rows, those of lost epochs included; `stop_ids` end it when sampled; `arrival`
     orders it among all others. `digests` names the content of its full blocks as far as anybody
-    asked; the first `named` blocks are in the index. `leader` is the sibling that came first with
+    asked; the first `named` blocks are in the index. Counters that every step changes are cells of
+    the table. `leader` is the sibling that came first with
     the same prompt and computes it for all. `scored` tokens of the prompt have had their
     log-probabilities told, the first, which has none, among them.
     """
@@ -76,6 +94,8 @@ class Request:
     number: int
     arrival: tuple[int, int]
     sampling: SamplingParams
+    table: Table
+    slot: int
     is_plain: bool = True
     stop_ids: frozenset[int] = frozenset()
     rank: tuple[int, ...] = ()
@@ -84,14 +104,7 @@ class Request:
     tokens: list[int] = field(default_factory=list)
     prompt_tokens: int = 0
     computed_max: int = 0
-    known: int = 0
-    computed: int = 0
-    planned: int = 0
-    flights: int = 0
-    iterations: int = 0
-    highest: int = 0
     scored: int = 1
-    epoch: int = 0
     blocks: list[int] = field(default_factory=list)
     digests: list[bytes] = field(default_factory=list)
     named: int = 0
@@ -102,23 +115,44 @@ class Request:
     error: str | None = None
     undelivered: int = 0
 
+    epoch = Cell("epoch")
+    known = Cell("known")
+    planned = Cell("planned")
+    computed = Cell("computed")
+    highest = Cell("highest")
+    flights = Cell("flights")
+    iterations = Cell("iterations")
+    _limit = Cell("limit")
+    _decided = Cell("decided")
+    _room = Cell("room")
+    _nameable = Cell("nameable")
+
     @classmethod
-    def create(cls, submit: Submit, arrived_at_ns: int, eos_ids: frozenset[int]) -> "Request":
+    def create(
+        cls, submit: Submit, arrived_at_ns: int, *, eos_ids: frozenset[int], table: Table
+    ) -> "Request":
         """Return a waiting sequence for a submission."""
         sampling = submit.sampling
         stop_ids = frozenset(sampling.stop_token_ids)
+        prompt_tokens = len(submit.prompt)
+        computed_max = prompt_tokens + submit.max_tokens - 1
         return cls(
             submit=submit,
             life=Life(received=submit.received_at_ns, arrived=arrived_at_ns),
             number=submit.request,
             arrival=(arrived_at_ns, submit.request),
             sampling=sampling,
+            table=table,
+            slot=table.take(
+                prompt=prompt_tokens,
+                limit=computed_max,
+                last=submit.prompt[-1] if submit.prompt else PLACEHOLDER,
+            ),
             is_plain=sampling.is_plain,
             stop_ids=stop_ids if sampling.ignore_eos else stop_ids | eos_ids,
             tokens=list(submit.prompt),
-            prompt_tokens=len(submit.prompt),
-            computed_max=len(submit.prompt) + submit.max_tokens - 1,
-            known=len(submit.prompt),
+            prompt_tokens=prompt_tokens,
+            computed_max=computed_max,
         )
 
     @property
@@ -157,6 +191,39 @@ class Request:
             parent = digests[-1] if digests else root_digest(self.submit.cache_salt)
             digests.append(block_digest(parent, self.tokens[start : start + block_tokens]))
         return digests[:blocks]
+
+    def hold(self, blocks: Collection[int], block_tokens: int) -> None:
+        """Put blocks at the end of its table."""
+        self.blocks.extend(blocks)
+        self._room = len(self.blocks) * block_tokens
+
+    def let_go(self) -> list[int]:
+        """Return its blocks, which it holds no longer."""
+        blocks, self.blocks = self.blocks, []
+        self._room, self._nameable = 0, NEVER
+        return blocks
+
+    def note_named(self, blocks: int, block_tokens: int) -> None:
+        """Note that its first `blocks` blocks are in the index; a prompt's next follows when full.
+
+        Blocks of generated text are named when they are let go: until then nobody asks for them.
+        """
+        self.named = blocks
+        following = (blocks + 1) * block_tokens
+        self._nameable = following if following <= self.prompt_tokens else NEVER
+
+    def decide(self, finish: Finish, now_ns: int) -> None:
+        """Know how it ends: nothing more of it will be computed or kept."""
+        self.finish = finish
+        self.life.decided = now_ns
+        self.known = len(self.tokens)
+        self._limit, self._decided = 0, 1
+
+    def leave(self) -> None:
+        """Give its slot back; what the record of its end needs is kept."""
+        self.counts.iterations = self.iterations
+        self.table.give_back(self.slot)
+        self.slot = NO_SLOT
 
     def move(self, state: State) -> None:
         """Change state; an illegal move is our mistake."""
@@ -215,7 +282,7 @@ def end_record(request: Request, released_at_ns: int) -> RequestEnd:
         dropped_tokens=counts.dropped,
         wasted_tokens=request.undelivered,
         preemptions=counts.preemptions,
-        iterations=request.iterations,
+        iterations=counts.iterations,
         finish=request.finish,
         cancel_cause=request.cancel_cause,
         error=request.error,

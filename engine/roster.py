@@ -5,20 +5,35 @@ the one caller and decides, this module keeps the books: whatever ends a sequenc
 blocks go back once, its client is told once, and it is handed over once nothing of it is in flight.
 """
 
+from collections import Counter, deque
+from itertools import compress
+from operator import attrgetter
+
+import numpy as np
+
 from engine.kv import KVPool
-from engine.messages import Delta, TokenLogprobs
+from engine.messages import Delta, Gains, TokenLogprobs
+from engine.plan import StepOutput
 from engine.policies import Policy
 from engine.request import Request
+from engine.running import Running
+from engine.table import Mask, Reservation, Table, Vector
 from engine.waiting import WaitingLine
 from telemetry.records import Finish
 
+NUMBER, TOKENS = attrgetter("number"), attrgetter("tokens")
+
 
 class Roster:
-    """Sequences by number. With `fixed`, rows that ended stay until the whole batch leaves."""
+    """Sequences by number. With `fixed`, rows that ended stay until the whole batch leaves.
 
-    def __init__(self, *, pool: KVPool, policy: Policy, fixed: bool) -> None:
+    With `caching` full blocks are named, so that others may share them.
+    """
+
+    def __init__(self, *, pool: KVPool, policy: Policy, fixed: bool, caching: bool) -> None:
         self.requests: dict[int, Request] = {}
-        self.running: list[Request] = []
+        self.table = Table()
+        self.running = Running(policy.running_key)
         self.waiting = WaitingLine()
         self.kv_tokens = 0
         self.held = 0
@@ -26,7 +41,9 @@ class Roster:
         self._pool = pool
         self._policy = policy
         self._fixed = fixed
-        self._deltas: list[Delta] = []
+        self._caching = caching
+        self._stop_ids: Counter[int] = Counter()  # of all live sequences
+        self._gains = Gains()
         self._ended: list[Request] = []
 
     def enter(self, request: Request) -> None:
@@ -36,6 +53,7 @@ class Roster:
         self._follow(request)
         self.requests[request.number] = request
         self.histories += not request.is_plain
+        self._stop_ids.update(request.stop_ids)
         self.waiting.push(request)
 
     def _follow(self, request: Request) -> None:
@@ -53,8 +71,9 @@ class Roster:
         """Make the first in line run with these shared and own blocks; return its cached tokens."""
         self.waiting.pop(request)
         request.move("running")
-        request.blocks = hits + blocks
-        request.named = len(hits)
+        request.hold(hits + blocks, self._pool.block_tokens)
+        if self._caching:
+            request.note_named(len(hits), self._pool.block_tokens)
         cached = len(hits) * self._pool.block_tokens
         request.computed = request.planned = cached
         request.highest = max(request.highest, cached)
@@ -66,7 +85,7 @@ class Roster:
         if request.life.admitted is None:
             request.counts.cached_first = cached
             request.life.admitted = request.life.first_scheduled = now_ns
-        self.running.append(request)
+        self.running.add(request)
         return cached
 
     def stop(self, request: Request) -> None:
@@ -75,15 +94,15 @@ class Roster:
         request.counts.preemptions += 1
         request.counts.lost += request.computed
         request.counts.lost_last = request.computed
-        request.epoch += 1
         self._release(request)
+        request.epoch += 1
         request.computed = request.planned = 0
         self.waiting.push(request)
 
-    def take_deltas(self) -> list[Delta]:
+    def take_gains(self) -> Gains:
         """Return what clients gained since the last call."""
-        deltas, self._deltas = self._deltas, []
-        return deltas
+        gains, self._gains = self._gains, Gains()
+        return gains
 
     def take_ended(self) -> list[Request]:
         """Return those that ended, with no step in flight any more, since the last call."""
@@ -96,22 +115,64 @@ class Roster:
         digests = request.digests_of(full, self._pool.block_tokens)
         for index in range(request.named, full):
             self._pool.name(request.blocks[index], digests[index])
-        request.named = full
+        request.note_named(full, self._pool.block_tokens)
 
-    def append(
-        self, request: Request, token: int, logprobs: TokenLogprobs | None, now_ns: int
-    ) -> None:
-        """Keep a sampled token; end its sequence where the token or its number says so."""
+    def land(self, rows: list[Request], step: Reservation, output: StepOutput, now_ns: int) -> None:
+        """Take a step's results in: counts and tokens of all rows, then what is due in some."""
+        table, slots = self.table, step.slots
+        self.kv_tokens += table.land(step)
+        full = np.flatnonzero(table.computed[slots] >= table.nameable[slots])
+        for place in full.tolist():
+            self.name_blocks(rows[place])
+        decided = table.decided[slots] == 1
+        live = step.samples & ~decided
+        if np.count_nonzero(live) == len(rows):
+            due = self._keep(rows, output.tokens, output.logprobs, slots)
+        else:
+            tokens = list(compress(output.tokens, live[step.samples].tolist()))
+            due = decided
+            if tokens:
+                kept = list(compress(rows, live.tolist()))
+                due[live] = self._keep(kept, tokens, output.logprobs, slots[live])
+        for place in np.flatnonzero(due).tolist():
+            request = rows[place]
+            if request.finish is None:
+                self._judge(request, now_ns)
+            if request.finish is not None:
+                self.settle(request, now_ns)
+
+    def _keep(
+        self,
+        rows: list[Request],
+        tokens: list[int],
+        logprobs: dict[int, TokenLogprobs],
+        slots: Vector,
+    ) -> Mask:
+        """Keep and tell one token of each row; return whose may be its first or its last."""
+        table = self.table
+        # No loop of ours: this is the one thing that is done to each row alone.
+        deque(map(list.append, map(TOKENS, rows), tokens), maxlen=0)
+        read = table.learn(slots, np.array(tokens))
+        due: Mask = (read > table.limit[slots]) | (read == table.prompt[slots] + 1)
+        if not self._stop_ids.keys().isdisjoint(tokens):
+            due |= np.array([token in self._stop_ids for token in tokens])
+        gains, numbers = self._gains, map(NUMBER, rows)
+        if not logprobs:
+            gains.requests.extend(numbers)
+            gains.tokens.extend(tokens)
+            return due
+        for number, token in zip(numbers, tokens, strict=True):
+            told = [logprobs[number]] if number in logprobs else None
+            gains.deltas.append(Delta(number, [token], logprobs=told))
+        return due
+
+    def _judge(self, request: Request, now_ns: int) -> None:
+        """End a sequence where its newest token or the number of them says so."""
         tokens, life = request.tokens, request.life
-        tokens.append(token)
         if life.first_token is None:
             # The step that samples the first token is the one that computes the prompt's end.
             life.first_token = life.prefill_finished = now_ns
-        if logprobs is None:
-            self._deltas.append(Delta(request.number, [token]))
-        else:
-            self._deltas.append(Delta(request.number, [token], logprobs=[logprobs]))
-        if token in request.stop_ids:
+        if tokens[-1] in request.stop_ids:
             self.end(request, "stop", now_ns)
         elif len(tokens) > request.computed_max:
             self.end(request, "length", now_ns)
@@ -124,7 +185,7 @@ class Roster:
             assert first <= request.scored, "a prompt's tokens were computed out of order"
             if fresh and request.finish is None:
                 request.scored += len(fresh)
-                self._deltas.append(Delta(number, [], prompt_logprobs=fresh))
+                self._gains.deltas.append(Delta(number, [], prompt_logprobs=fresh))
 
     def fail_rows(self, errors: dict[int, str], now_ns: int) -> None:
         """End the sequences whose rows came back wrong; their tokens are void."""
@@ -143,9 +204,7 @@ class Roster:
 
         Tokens in flight never count as computed: their rows come back late.
         """
-        request.finish = finish
-        request.known = len(request.tokens)
-        request.life.decided = now_ns
+        request.decide(finish, now_ns)
         if request.state != "running":
             self.waiting.abandon()
             self._free(request, now_ns)
@@ -162,7 +221,7 @@ class Roster:
         request.move("finished")
         self._policy.leaves(request)
         request.life.freed = now_ns
-        self._deltas.append(Delta(request.number, [], request.finish, request.error))
+        self._gains.deltas.append(Delta(request.number, [], request.finish, request.error))
 
     def settle(self, request: Request, now_ns: int) -> None:
         """Hand an ended sequence over once nothing of it is in flight.
@@ -171,7 +230,7 @@ class Roster:
         launch at once, since the device runs launches in order.
         """
         if self.held and self.held == len(self.running):
-            for other in list(self.running):
+            for other in list(self.running.rows):
                 self._release(other)
                 self._free(other, now_ns)
                 self._retire(other)
@@ -179,17 +238,28 @@ class Roster:
         self._retire(request)
 
     def _release(self, request: Request) -> None:
-        """Leave the running list and give all blocks back."""
+        """Leave the running list and give all blocks back, named unless they went wrong."""
+        if self._caching and request.finish != "error":
+            self.name_blocks(request)
         self.running.remove(request)
-        self._pool.release(request.blocks)
+        self._pool.release(request.let_go())
         self.kv_tokens -= request.computed
         request.counts.dropped += request.in_flight
         request.planned = request.computed
-        request.blocks = []
+
+    def _forget_stops(self, request: Request) -> None:
+        for token in request.stop_ids:
+            self._stop_ids[token] -= 1
+            if not self._stop_ids[token]:
+                del self._stop_ids[token]
 
     def _retire(self, request: Request) -> None:
         """Forget a finished sequence whose last row has come back."""
-        if request.state == "finished" and not request.flights and request.number in self.requests:
+        if request.number not in self.requests or request.state != "finished":
+            return
+        if not request.flights:
             del self.requests[request.number]
             self.histories -= not request.is_plain
+            self._forget_stops(request)
+            request.leave()
             self._ended.append(request)

@@ -8,6 +8,8 @@ budget and blocks go". Never touches tensors or clocks, and never asks a policy 
 
 from collections.abc import Callable, Sequence
 
+import numpy as np
+
 from engine.admission import Admission
 from engine.batching import BATCHING
 from engine.config import EngineConfig
@@ -18,6 +20,7 @@ from engine.plan import Plan, StepOutput
 from engine.policies import Policy, View
 from engine.request import Request
 from engine.roster import Roster
+from engine.table import Vector
 from telemetry.records import AdmissionStop, PreemptionCause
 
 
@@ -41,7 +44,12 @@ class Scheduler:
         self.policy = policy
         self.steps = 0
         self.batching = BATCHING[config.batching](config)
-        self.roster = Roster(pool=pool, policy=policy, fixed=self.batching.fixed)
+        self.roster = Roster(
+            pool=pool,
+            policy=policy,
+            fixed=self.batching.fixed,
+            caching=config.enable_prefix_caching,
+        )
         self._admission = Admission(
             config=config, pool=pool, policy=policy, batching=self.batching, is_ready=is_ready
         )
@@ -52,7 +60,7 @@ class Scheduler:
 
     def add(self, submit: Submit, now_ns: int) -> Request:
         """Put a submission in line; one that can never run ends at once with an error."""
-        request = Request.create(submit, now_ns, self._eos_ids)
+        request = Request.create(submit, now_ns, eos_ids=self._eos_ids, table=self.roster.table)
         request.rank = self.policy.rank(request)
         request.group = self.policy.group(request)
         self.roster.enter(request)
@@ -81,9 +89,13 @@ class Scheduler:
         draft = self._open(now_ns)
         if self.policy.may_preempt:
             self._make_room(draft, now_ns)
-        self._place_running(draft)
+        self._place_running(draft, now_ns)
         self._admit_waiting(draft, now_ns)
-        plan = draft.seal(groups=self.policy.accounts, histories=self.roster.histories > 0)
+        plan = draft.seal(
+            self.roster.table,
+            block_tokens=self.pool.block_tokens,
+            histories=self.roster.histories > 0,
+        )
         plan.kv_blocks_peak = self.pool.used
         return plan
 
@@ -121,7 +133,7 @@ class Scheduler:
             chunk_max=self.config.long_prefill_tokens or self._budget,
         )
         if self.roster.held:
-            for request in self.roster.running:
+            for request in self.roster.running.rows:
                 # What was not finite was cleared, and would come back if it were computed again.
                 if request.finish is not None and request.finish != "error":
                     draft.idle(request)
@@ -130,7 +142,9 @@ class Scheduler:
     def _view(self, now_ns: int, tokens_left: int) -> View:
         return View(
             now_ns=now_ns,
-            running=self.roster.running,
+            running=self.roster.running.rows,
+            slots=self.roster.running.slots,
+            table=self.roster.table,
             waiting=len(self.roster.waiting),
             tokens_left=tokens_left,
         )
@@ -144,36 +158,60 @@ class Scheduler:
             view = self._view(now_ns, draft.left)
             if self._admission.first_refusal(draft, candidate, view) not in ("seqs", "kv"):
                 return
-            victim = self.policy.preempts(candidate, self.roster.running)
+            victim = self.policy.preempts(candidate, self.roster.running.rows)
             if victim is None:
                 return
             self._preempt(draft.plan, victim, "policy", beneficiary=candidate)
 
-    def _place_running(self, draft: Draft) -> None:
-        """Give running sequences their tokens in the policy's order."""
-        block_tokens, left = self.pool.block_tokens, draft.left
-        rows, starts, counts = draft.rows, draft.plan.start_positions, draft.plan.token_counts
-        order = self.policy.running_order(self.roster.running)
-        for index, request in enumerate(order):
-            start = request.planned
-            pending = min(request.known, request.computed_max) - start
-            if pending <= 0 or request.state != "running" or request.finish is not None:
+    def _place_running(self, draft: Draft, now_ns: int) -> None:
+        """Give running sequences their tokens in the policy's order.
+
+        Decodes are placed all at once, unless chunks go between them, or tokens or blocks do not
+        suffice for all of them: then who gets what depends on the order, one by one.
+        """
+        running, policy = self.roster.running, self.policy
+        pending = self.roster.table.pending(running.slots)
+        chunks = np.count_nonzero(pending > 1)
+        placed = (policy.decodes_first or not chunks) and self._place_decodes(
+            draft, np.flatnonzero(pending == 1)
+        )
+        if placed and not chunks:
+            return
+        order = policy.running_order(self._view(now_ns, draft.left))
+        order = np.arange(len(running)) if order is None else order
+        is_chunk = pending[order] > 1
+        if placed:
+            order = order[is_chunk]
+        elif policy.decodes_first:
+            order = np.concatenate((order[~is_chunk], order[is_chunk]))
+        self._place_each(draft, order, pending)
+
+    def _place_decodes(self, draft: Draft, places: Vector) -> bool:
+        """Give one token to each of these running rows; False, with nothing done, if some lack."""
+        running, table = self.roster.running, self.roster.table
+        slots = running.slots[places]
+        short = np.flatnonzero(table.planned[slots] >= table.room[slots])
+        if len(places) > draft.left or short.size > self.pool.available:
+            return False
+        if short.size:
+            blocks = self.pool.allocate(short.size) or []
+            for place, block in zip(places[short].tolist(), blocks, strict=True):
+                running.rows[place].hold((block,), self.pool.block_tokens)
+        draft.place_decodes(running, places)
+        return True
+
+    def _place_each(self, draft: Draft, places: Vector, pending: Vector) -> None:
+        """Give running sequences their tokens one by one; who comes late may lose its blocks."""
+        running = self.roster.running.rows
+        order = [running[place] for place in places.tolist()]
+        for index, (request, wants) in enumerate(zip(order, pending[places].tolist(), strict=True)):
+            if wants <= 0 or request.state != "running":
                 continue
-            # The common case, a decode with room in its block, goes without a call.
-            if pending == 1 and left and start < len(request.blocks) * block_tokens:
-                rows.append(request)
-                starts.append(start)
-                counts.append(1)
-                left -= 1
-                continue
-            draft.left = left
-            count = draft.share(pending)
+            count = draft.share(wants)
             if count <= 0:
-                draft.pass_over(request, "slo" if left else "budget")
+                draft.pass_over(request, "slo" if draft.left else "budget")
             elif self._grow(draft.plan, order, index, count):
-                draft.place(request, start, count, pending)
-            left = draft.left
-        draft.left = left
+                draft.place(request, count, wants)
 
     def _grow(self, plan: Plan, order: list[Request], index: int, count: int) -> bool:
         """Get the blocks for `count` more tokens, preempting if need be; False if it gave way."""
@@ -188,7 +226,7 @@ class Scheduler:
             self._preempt(plan, victim, "kv", beneficiary=request)
             if victim is request:
                 return False
-        request.blocks.extend(blocks)
+        request.hold(blocks, self.pool.block_tokens)
         return True
 
     def _admit_waiting(self, draft: Draft, now_ns: int) -> None:
@@ -202,7 +240,7 @@ class Scheduler:
         passed = 0
         while True:
             request = self.roster.waiting.head(
-                self.policy.group_rank, skip={other.group for other, _ in refused}
+                self.policy.group_ranks, skip={other.group for other, _ in refused}
             )
             stop = self._admission.first_refusal(draft, request, self._view(now_ns, draft.left))
             if request is not None and stop is None:
@@ -234,7 +272,7 @@ class Scheduler:
         draft.plan.admitted_cached_tokens.append(cached)
         count = draft.share(request.pending)
         if count > 0:
-            draft.place(request, request.computed, count, request.pending)
+            draft.place(request, count, request.pending)
 
     def _preempt(
         self, plan: Plan, victim: Request, cause: PreemptionCause, *, beneficiary: Request
@@ -251,33 +289,12 @@ class Scheduler:
 
     def commit(self, plan: Plan, output: StepOutput, now_ns: int) -> None:
         """Advance every row, keep its token, and end what is done."""
-        roster, requests, logprobs = self.roster, self.roster.requests, output.logprobs
         if output.prompt_logprobs:
-            roster.score_prompts(output.prompt_logprobs)
+            self.roster.score_prompts(output.prompt_logprobs)
         if output.errors:
-            roster.fail_rows(output.errors, now_ns)
-        caching, block_tokens = self.config.enable_prefix_caching, self.pool.block_tokens
-        sampled = iter(output.tokens)
-        for number, epoch, count, samples in zip(
-            plan.requests, plan.epochs, plan.token_counts, plan.samples, strict=True
-        ):
-            request = requests[number]
-            request.flights -= 1
-            # A row of a sequence that was preempted or ended since does not count as computed.
-            if request.epoch == epoch and request.planned > request.computed:
-                computed = request.computed = request.computed + count
-                roster.kv_tokens += count
-                if computed > request.highest:  # noqa: PLR1730  max() is a call a row
-                    request.highest = computed
-                if caching and computed >= (request.named + 1) * block_tokens:
-                    roster.name_blocks(request)
-            if samples:
-                token = next(sampled)
-                if request.finish is None:
-                    told = logprobs.get(number) if logprobs else None
-                    roster.append(request, token, told, now_ns)
-            if request.finish is not None:
-                roster.settle(request, now_ns)
+            self.roster.fail_rows(output.errors, now_ns)
+        if plan.reserved is not None:
+            self.roster.land(plan.rows, plan.reserved, output, now_ns)
         self.policy.charge(plan, output)
 
     def roll_back(self, plan: Plan, error: str, now_ns: int) -> None:

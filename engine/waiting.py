@@ -6,7 +6,7 @@ the one writer. Never decides who may run.
 """
 
 import heapq
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 
 from engine.request import Request
 
@@ -32,30 +32,35 @@ class WaitingLine:
 
     def head(
         self,
-        group_rank: Callable[[str], float] | None = None,
+        group_ranks: Callable[[Sequence[str]], Sequence[float]] | None = None,
         skip: Collection[str] = (),
     ) -> Request | None:
         """Return the first in line, None when nobody waits outside the skipped groups.
 
-        Groups compare by group_rank first, their heads by rank; without it by rank alone.
+        Groups compare by group_ranks first, their heads by rank; without it by rank alone.
         """
-        best: Request | None = None
-        best_key: tuple[float, tuple[int, ...], int] | None = None
-        for group in list(self._heaps):
-            heap = self._heaps[group]
-            while heap and heap[0][2].state == "finished":
-                heapq.heappop(heap)
-                self._stale -= 1
-            if not heap:
-                del self._heaps[group]
-                continue
-            if group in skip:
-                continue
-            rank, number, request = heap[0]
-            key = (group_rank(group) if group_rank else 0.0, rank, number)
-            if best_key is None or key < best_key:
-                best, best_key = request, key
-        return best
+        heaps = self._heaps
+        while True:
+            groups = [group for group in heaps if group not in skip] if skip else list(heaps)
+            if not groups:
+                return None
+            if group_ranks is not None and len(groups) > 1:
+                ranks = group_ranks(groups)
+                first = min(ranks)
+                groups = [group for group, rank in zip(groups, ranks, strict=True) if rank == first]
+            gone = [group for group in groups if self._is_gone(group)]
+            if not gone:
+                return min(heaps[group][0] for group in groups)[2]
+
+    def _is_gone(self, group: str) -> bool:
+        """Drop finished entries from the top of a group's heap; True if the whole heap went."""
+        heap = self._heaps[group]
+        while heap and heap[0][2].state == "finished":
+            heapq.heappop(heap)
+            self._stale -= 1
+        if not heap:
+            del self._heaps[group]
+        return not heap
 
     def pop(self, request: Request) -> None:
         """Take out the sequence that `head` returned."""

@@ -20,6 +20,7 @@ from engine.messages import (
     Abort,
     Delta,
     Failed,
+    Gains,
     News,
     Progress,
     Ready,
@@ -322,9 +323,7 @@ class EngineClient:
             return False
         match self._decode_news.decode(message):
             case Report() as report:
-                for delta in report.deltas:
-                    if sequence := self._live.get(delta.request):
-                        sequence.put(delta)
+                self._deliver(report.gains)
                 self._publication.report(report)
             case Progress() as progress:
                 self.progress = progress
@@ -333,6 +332,14 @@ class EngineClient:
             case Failed() as failed:
                 self.failure = failed.error
         return True
+
+    def _deliver(self, gains: Gains) -> None:
+        for request, token in zip(gains.requests, gains.tokens, strict=True):
+            if sequence := self._live.get(request):
+                sequence.put_token(token)
+        for delta in gains.deltas:
+            if sequence := self._live.get(delta.request):
+                sequence.put(delta)
 
     def _read_record(self, engine: EngineProcess) -> bool:
         try:

@@ -55,6 +55,17 @@ class Sequence:
         prompt_logprobs, self._prompt_logprobs = self._prompt_logprobs, None
         return Delta(self.request, tokens, self.finish, self._error, logprobs, prompt_logprobs)
 
+    def put_token(self, token: int) -> None:
+        """Add one token; what comes after a finish is ignored."""
+        if self.finish is not None:
+            return
+        if self._news.is_set():
+            self.merged_deltas += 1
+        else:
+            self._news.set()
+        self._tokens.append(token)
+        self.received_tokens += 1
+
     def put(self, delta: Delta) -> None:
         """Add tokens, and the finish once; what comes after a finish is ignored."""
         if self.finish is not None:

@@ -17,7 +17,10 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 TESTS = ("tests/test_timelines.py", "tests/test_oracle.py", "tests/test_scheduler.py")
-TARGETS = ("scheduler", "roster", "admission", "draft", "kv", "waiting", "batching", "policies")
+TARGETS = (
+    *("scheduler", "roster", "admission", "draft", "kv", "waiting", "batching", "policies"),
+    *("table", "running"),
+)
 SURVIVORS_MAX_SHARE = 0.1
 SWAPS: dict[type[ast.AST], type[ast.AST]] = {
     ast.Lt: ast.LtE,
@@ -57,8 +60,8 @@ PLANTED = (
     Mutant(
         "double free",
         "engine/roster.py",
-        "        self._pool.release(request.blocks)\n",
-        "        self._pool.release(request.blocks)\n        self._pool.release(request.blocks)\n",
+        "self._pool.release(request.let_go())",
+        "self._pool.release(request.blocks); self._pool.release(request.let_go())",
     ),
     Mutant(
         "wrong victim",
@@ -70,8 +73,8 @@ PLANTED = (
     Mutant(
         "a starved tenant",
         "engine/policies.py",
-        "return self._counters.get(group, 0.0)",
-        "return -self._counters.get(group, 0.0)",
+        "ranks: list[float] = self._counters[",
+        "ranks: list[float] = -self._counters[",
     ),
     Mutant(
         "budget off by one",
@@ -82,8 +85,8 @@ PLANTED = (
     Mutant(
         "a block stays behind",
         "engine/roster.py",
-        "self._pool.release(request.blocks)",
-        "self._pool.release(request.blocks[:-1])",
+        "self._pool.release(request.let_go())",
+        "self._pool.release(request.let_go()[:-1])",
     ),
     Mutant(
         "a block is found before it was written",
@@ -99,9 +102,9 @@ PLANTED = (
     ),
     Mutant(
         "late rows count as computed",
-        "engine/scheduler.py",
-        "if request.epoch == epoch and request.planned > request.computed:",
-        "if True:",
+        "engine/table.py",
+        "valid = (self.epoch[slots] == step.epochs) & (self.planned[slots] > computed)",
+        "valid = computed >= 0",
     ),
 )
 

@@ -11,12 +11,13 @@ from engine.config import EngineConfig
 from engine.core import Core, Emit
 from engine.invariants import check
 from engine.kv import KVPool
-from engine.messages import Abort, Delta, SamplingParams, Submit
+from engine.messages import Abort, Delta, Gains, SamplingParams, Submit
 from engine.plan import Plan, StepOutput
 from engine.policies import POLICIES
-from engine.request import PLACEHOLDER, Request
+from engine.request import Request
 from engine.scheduler import Scheduler
 from engine.step_model import StepTimes
+from engine.table import PLACEHOLDER
 from telemetry.records import Fault, Iteration, RequestEnd, RequestStart, StepModel
 
 EOS = 2
@@ -145,8 +146,8 @@ class Recorder:
     def start(self, record: RequestStart) -> None:
         self.starts.append(record)
 
-    def step(self, deltas: list[Delta], iteration: Iteration, ends: list[RequestEnd]) -> None:
-        self.deltas.extend(deltas)
+    def step(self, gains: Gains, iteration: Iteration, ends: list[RequestEnd]) -> None:
+        self.deltas.extend(gains.each())
         self.iterations.append(iteration)
         self.ends.extend(ends)
 

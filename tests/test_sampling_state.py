@@ -295,7 +295,7 @@ def test_a_prompts_token_that_is_scored_twice_is_told_once() -> None:
     roster = simulation.scheduler.roster
     for first, last in ((1, 9), (1, 12), (3, 8), (12, 20), (9, 21)):
         roster.score_prompts({number: (first, scores(first, last))})
-    found = [one for delta in roster.take_deltas() for one in delta.prompt_logprobs or []]
+    found = [one for delta in roster.take_gains().each() for one in delta.prompt_logprobs or []]
     assert found == scores(1, 21)
     with pytest.raises(AssertionError, match="out of order"):
         roster.score_prompts({number: (22, scores(22, 23))})
