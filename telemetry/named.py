@@ -83,13 +83,14 @@ class Parameter:
         if isinstance(given, bool) or not isinstance(given, str | int | float):
             raise ParameterError(self.name, f"must be {self._article}")
         try:
-            number = float(given)
-            whole = int(given) if self.type == "integer" else None
+            number = int(given) if self.type == "integer" else float(given)
         except (ValueError, OverflowError):
             raise ParameterError(self.name, f"must be {self._article}") from None
-        if not math.isfinite(number) or (whole is not None and whole != number):
+        if isinstance(number, float) and not math.isfinite(number):
             raise ParameterError(self.name, f"must be {self._article}")
-        return number if whole is None else whole
+        if isinstance(given, float) and number != given:
+            raise ParameterError(self.name, f"must be {self._article}")
+        return number
 
     @property
     def _article(self) -> str:

@@ -1,7 +1,7 @@
 -- What queries over time begin with, behind the window: the window cut into equal buckets.
 --
 -- grid    from_us, bucket_us: where the first bucket begins, and how long each is
--- bucket  bucket, at_unix_us, bucket_s: one row each, so that an idle time shows as a zero, not a hole
+-- bucket  bucket, at_unix_us, bucket_s: one row each, so that idle time is zeros, not holes
 grid AS (
   SELECT from_us, to_us, greatest(1, (to_us - from_us + $points - 1) // $points) AS bucket_us
   FROM bounds

@@ -7,8 +7,8 @@
 -- tile_slice the same, one row for each request of each iteration
 -- ended      the sequences whose end was handed over in the window, with their delivery
 --
--- Nothing here is computed unless the query reads it, and the cut comes before anything else: DuckDB
--- skips whole row groups by it.
+-- Nothing here is computed unless the query reads it, and the cut comes before anything else:
+-- DuckDB skips whole row groups by it.
 life AS (
   SELECT run_id, min(started_unix_us) AS started_unix_us FROM run
   WHERE $run_id IS NULL OR run_id = $run_id GROUP BY run_id

@@ -11,8 +11,8 @@ WITH placed AS (
   SELECT run_id, min(seq) AS seq FROM request_start GROUP BY run_id
 ), missing AS (
   -- The first step within the window has nobody to compare with, unless its engine's own start is.
-  SELECT p.run_id, p.generation, p.step, p.lost_before, p.seq, coalesce(p.seq_before, r.seq) AS after,
-         p.step - coalesce(p.step_before, 0) - 1 AS skipped
+  SELECT p.run_id, p.generation, p.step, p.lost_before, p.seq,
+         coalesce(p.seq_before, r.seq) AS after, p.step - coalesce(p.step_before, 0) - 1 AS skipped
   FROM placed p JOIN span w ON w.run_id = p.run_id
   LEFT JOIN run r ON r.run_id = p.run_id AND r.generation = p.generation
   LEFT JOIN first_left f ON f.run_id = p.run_id

@@ -1,6 +1,6 @@
 -- title: each start has exactly one end
--- meaning: A request ended twice, or has no end although its engine is gone or it is open for very
---   long.
+-- meaning: A request ended twice, or has no end although its engine is gone or it is open for
+--   very long.
 -- unit: requests
 -- chart: table
 -- window: yes

@@ -1,7 +1,7 @@
 -- title: computed + lost - cached + dropped = scheduled
--- meaning: The tokens that steps computed for a request are not those that it ended with, plus what
---   preemption lost and late results dropped, less what the cache gave; checked where no iteration of
---   its life is missing.
+-- meaning: The tokens that steps computed for a request are not those that it ended with, plus
+--   what preemption lost and late results dropped, less what the cache gave; checked where no
+--   iteration of its life is missing.
 -- unit: tokens
 -- chart: table
 -- window: yes

@@ -1,5 +1,6 @@
 -- title: blocks stay within the pool
--- meaning: KV blocks in use, cached or at peak are more than there are, or hold more tokens than fit.
+-- meaning: KV blocks in use, cached or at peak are more than there are, or hold more tokens than
+--   fit.
 -- unit: blocks
 -- chart: table
 -- window: yes

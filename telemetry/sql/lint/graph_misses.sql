@@ -4,8 +4,8 @@
 -- unit: steps
 -- chart: table
 -- window: yes
--- parameter: miss_share_max number 0..1 = 0.05; a captured size covers every usual batch, so misses
---   should be rare
+-- parameter: miss_share_max number 0..1 = 0.05; a captured size covers every usual batch, so
+--   misses should be rare
 -- parameter: steps_min integer 1..1000000 = 20; fewer steps say nothing
 WITH decode AS (
   SELECT run_id, generation, len(requests) AS batch_rows, graph

@@ -4,9 +4,10 @@
 -- unit: s
 -- chart: table
 -- window: yes
--- parameter: free_share_min number 0..1 = 0.5; with half of the cache free another request would fit
--- parameter: time_share_max number 0..1 = 0.2; a burst may queue for a moment, a fifth of the busy
---   time is a setting
+-- parameter: free_share_min number 0..1 = 0.5; with half of the cache free another request would
+--   fit
+-- parameter: time_share_max number 0..1 = 0.2; a burst may queue for a moment, a fifth of the
+--   busy time is a setting
 -- parameter: queue_s_min number 0..1000000 = 1; shorter queues are not worth a change
 WITH held AS (
   SELECT run_id, generation, admission_stop AS reason, sum(tile_ns) / 1e9 AS queue_s,

@@ -4,8 +4,8 @@
 -- unit: rows
 -- chart: table
 -- window: yes
--- parameter: waste_share_max number 0..1 = 0.25; buckets that double cost up to a half and a quarter
---   on average: more than that is avoidable
+-- parameter: waste_share_max number 0..1 = 0.25; buckets that double cost up to a half and a
+--   quarter on average: more than that is avoidable
 -- parameter: steps_min integer 1..1000000 = 20; fewer steps say nothing
 WITH work AS (
   SELECT run_id, generation, count(*) AS steps, sum(padding_tokens) AS padding_tokens,

@@ -4,8 +4,8 @@
 -- unit: tokens
 -- chart: table
 -- window: yes
--- parameter: lost_share_max number 0..1 = 0.1; a healthy overload loses a few percent; from a tenth
---   on, admitting less would serve more
+-- parameter: lost_share_max number 0..1 = 0.1; a healthy overload loses a few percent; from a
+--   tenth on, admitting less would serve more
 -- parameter: preemptions_min integer 1..1000000 = 3; one or two are no pattern
 WITH work AS (
   SELECT run_id, generation, sum(len(preempted)) AS preemptions,

@@ -1,6 +1,6 @@
 -- title: Slow host
--- meaning: Planning, committing and the gap between steps take too much of the step: the device waits
---   for the host. A deeper loop hides it; a starved CPU causes it.
+-- meaning: Planning, committing and the gap between steps take too much of the step: the device
+--   waits for the host. A deeper loop hides it; a starved CPU causes it.
 -- unit: ms
 -- chart: table
 -- window: yes
@@ -9,7 +9,8 @@
 -- parameter: steps_min integer 1..1000000 = 20; fewer steps say nothing
 WITH work AS (
   SELECT run_id, generation, count(*) AS steps, sum(tile_ns) AS tile_ns, sum(plan_ns) AS plan_ns,
-         sum(commit_ns) AS commit_ns, sum(gap_ns) AS gap_ns, max(plan_ns + commit_ns + gap_ns) AS worst
+         sum(commit_ns) AS commit_ns, sum(gap_ns) AS gap_ns,
+         max(plan_ns + commit_ns + gap_ns) AS worst
   FROM tile WHERE len(requests) > 0 GROUP BY ALL
 )
 SELECT run_id, generation, steps, round(tile_ns / steps / 1e6, 3) AS step_mean_ms,

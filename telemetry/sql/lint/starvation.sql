@@ -1,10 +1,11 @@
 -- title: Starvation
--- meaning: A request waited long for its first admission while later ones were admitted before it.
+-- meaning: A request waited long for its first admission while later ones were admitted before
+--   it.
 -- unit: s
 -- chart: table
 -- window: yes
--- parameter: waited_s_max number 0..1000000 = 30; clients give up about then; a long queue alone is
---   overload, being overtaken for so long is starvation
+-- parameter: waited_s_max number 0..1000000 = 30; clients give up about then; a long queue alone
+--   is overload, being overtaken for so long is starvation
 -- parameter: overtaken_min integer 1..1000000 = 1; how many must have gone first
 WITH opened AS (
   SELECT s.run_id, s.request, s.request_id, s.tenant, s.priority, s.arrived_at_ns,

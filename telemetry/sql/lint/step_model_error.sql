@@ -1,11 +1,11 @@
 -- title: Step model error
--- meaning: The newest fit of the step model is far from what steps really took: explanations and the
---   slo policy, which rest on it, are then rough.
+-- meaning: The newest fit of the step model is far from what steps really took: explanations and
+--   the slo policy, which rest on it, are then rough.
 -- unit: ratio
 -- chart: table
 -- window: yes
--- parameter: error_max number 0..1000000 = 0.25; mean error over mean step time; on a quiet machine
---   it is below a tenth, from a quarter on the split between neighbours is a guess
+-- parameter: error_max number 0..1000000 = 0.25; mean error over mean step time; on a quiet
+--   machine it is below a tenth, from a quarter on the split between neighbours is a guess
 WITH fitted AS (
   SELECT m.*, t.at_unix_us, row_number() OVER (
            PARTITION BY m.run_id, m.generation ORDER BY m.seq DESC) AS age

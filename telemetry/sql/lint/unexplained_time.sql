@@ -1,6 +1,6 @@
 -- title: Unexplained time
--- meaning: A request has time that no cause accounts for: the record of its span has a hole, or the
---   explanation a fault.
+-- meaning: A request has time that no cause accounts for: the record of its span has a hole, or
+--   the explanation a fault.
 -- unit: ms
 -- chart: table
 -- window: yes

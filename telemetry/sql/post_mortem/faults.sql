@@ -1,6 +1,6 @@
 -- title: Faults
--- meaning: What broke, when and where, the newest first, and how many requests ended with an error
---   within a second of it.
+-- meaning: What broke, when and where, the newest first, and how many requests ended with an
+--   error within a second of it.
 -- unit: faults
 -- chart: table
 -- window: yes

@@ -1,6 +1,6 @@
 -- title: KV cache over time
--- meaning: Blocks that sequences held, the peak within steps, free blocks with reusable content, and
---   how full the held blocks were with tokens.
+-- meaning: Blocks that sequences held, the peak within steps, free blocks with reusable content,
+--   and how full the held blocks were with tokens.
 -- unit: blocks
 -- chart: lines
 -- window: points

@@ -1,6 +1,6 @@
 -- title: Longest waits, and behind whom
--- meaning: The requests that waited longest for their first admission, split by the check that held
---   the queue, with the request that stood at its head most of that time.
+-- meaning: The requests that waited longest for their first admission, split by the check that
+--   held the queue, with the request that stood at its head most of that time.
 -- unit: ms
 -- chart: table
 -- window: yes

@@ -1,6 +1,6 @@
 -- title: Preemptions
--- meaning: Each preemption: who lost its blocks, why and for whom, what was lost, and after how long
---   it came back.
+-- meaning: Each preemption: who lost its blocks, why and for whom, what was lost, and after how
+--   long it came back.
 -- unit: ms
 -- chart: table
 -- window: yes

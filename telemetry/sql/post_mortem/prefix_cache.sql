@@ -1,6 +1,6 @@
 -- title: Prefix cache hits over time
--- meaning: Prompt tokens of the requests that ended, how many of them came from the cache at first
---   admission, and that share.
+-- meaning: Prompt tokens of the requests that ended, how many of them came from the cache at
+--   first admission, and that share.
 -- unit: tokens
 -- chart: lines
 -- window: points

@@ -1,5 +1,6 @@
 -- title: Queue by reason over time
--- meaning: Requests waiting, averaged over each bucket, by the check that kept the queue's head out.
+-- meaning: Requests waiting, averaged over each bucket, by the check that kept the queue's head
+--   out.
 -- unit: requests
 -- chart: stacked
 -- window: points

@@ -1,6 +1,6 @@
 -- title: Recompute tax
--- meaning: What preemption cost: computed tokens thrown away, their share of all that was computed,
---   and what computing them again took by the step model in force.
+-- meaning: What preemption cost: computed tokens thrown away, their share of all that was
+--   computed, and what computing them again took by the step model in force.
 -- unit: tokens
 -- chart: table
 -- window: yes

@@ -1,6 +1,6 @@
 -- title: Rejections
--- meaning: Requests refused before they entered the queue, by reason and tenant, and how long they
---   were told to stay away.
+-- meaning: Requests refused before they entered the queue, by reason and tenant, and how long
+--   they were told to stay away.
 -- unit: requests
 -- chart: bars
 -- window: yes

@@ -1,6 +1,6 @@
 -- title: Row moves of a request
--- meaning: Each time a request's place in the batch changed, or it came back after steps without it,
---   while its KV blocks stayed its own.
+-- meaning: Each time a request's place in the batch changed, or it came back after steps without
+--   it, while its KV blocks stayed its own.
 -- unit: batch row
 -- chart: table
 -- window: no

@@ -1,6 +1,6 @@
 -- title: Slowest requests and their causes
--- meaning: The requests that took longest, received to last write, each with the three causes that
---   took most of it.
+-- meaning: The requests that took longest, received to last write, each with the three causes
+--   that took most of it.
 -- unit: ms
 -- chart: table
 -- window: yes

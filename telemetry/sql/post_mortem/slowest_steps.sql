@@ -1,5 +1,6 @@
 -- title: Slowest steps
--- meaning: The steps that took longest, with their batch, and what the step model expected of them.
+-- meaning: The steps that took longest, with their batch, and what the step model expected of
+--   them.
 -- unit: ms
 -- chart: table
 -- window: yes

@@ -1,6 +1,6 @@
 -- title: How often the scheduler regains control
--- meaning: Time from one commit to the next, median, p99 and longest, the device's part of it, and
---   the share of the wall clock in which the engine worked.
+-- meaning: Time from one commit to the next, median, p99 and longest, the device's part of it,
+--   and the share of the wall clock in which the engine worked.
 -- unit: ms
 -- chart: lines
 -- window: points

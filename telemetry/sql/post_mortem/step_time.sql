@@ -1,6 +1,6 @@
 -- title: Step time split
--- meaning: Where an average step spends its wall time: planning, launching, waiting for the device,
---   committing, and the gap between steps.
+-- meaning: Where an average step spends its wall time: planning, launching, waiting for the
+--   device, committing, and the gap between steps.
 -- unit: ms
 -- chart: stacked
 -- window: points

@@ -1,6 +1,6 @@
 -- title: What changed between two windows
--- meaning: Load, speed and pressure in the window and in an earlier one of the same length, side by
---   side; the change is relative to the earlier one.
+-- meaning: Load, speed and pressure in the window and in an earlier one of the same length, side
+--   by side; the change is relative to the earlier one.
 -- unit: one for each row
 -- chart: table
 -- window: yes
