@@ -239,6 +239,7 @@ class Life:
         run = context.engine.run
         assert run is not None
         context.history.announce(self.url())
+        context.history.queries.start()
         self._log.info("engine: %s", run.config)
         self._log.info(
             "ready in %.1f s: %s", context.clock.now_ns() / 1e9, f"{self.url()}/dashboard/"

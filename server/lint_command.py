@@ -14,8 +14,9 @@ import msgspec
 from rich.text import Text
 
 from server.range_flags import add_range_flags, range_of
-from server.source import Answer, NoAnswer, Source, add_source_flags, source_of
+from server.source import NoAnswer, Source, add_source_flags, source_of
 from server.terminal import ANSWERED, MISUSE, WRONG, open_console, refuse, show_answer
+from telemetry.answer import Answer
 from telemetry.named import Bound, NamedQuery, ParameterError, of_kind
 from telemetry.spans import BadRange, TimeRange
 

@@ -11,43 +11,26 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
-import duckdb
 import httpx
 import msgspec
 
 from server.config import default_api_key, default_history
+from telemetry.answer import Answer, QueryError
 from telemetry.config import TelemetryConfig
-from telemetry.database import (
-    CONNECT_OPTIONS,
-    SESSION_SETTINGS,
-    HistoryLocked,
-    HistoryUnavailable,
-    one_line,
-    open_read_only,
-    read_server_file,
-)
-from telemetry.queries import QueryError, QueryRunner
+from telemetry.database import read_server_file
+from telemetry.sandbox import Sandbox, SandboxFailed
+from telemetry.wire import OpenFile, OpenFolder, Opening, question
 
-ANSWER_MARGIN_S = 5.0
+CONNECT_S = 5.0
+ANSWER_S = 120.0
+"""A server says itself when a query took too long; only one that is gone says nothing."""
 
-Ask = Callable[[str, Sequence[object]], "Answer"]
+OFFLINE_DEADLINE_S = 60.0
+"""Of a query over files: it takes nobody's time but its user's."""
 
-
-class Answer(msgspec.Struct, frozen=True):
-    """The answer to one SELECT; columns are {"name", "type"}, rows hold what JSON can."""
-
-    columns: list[dict[str, str]]
-    rows: list[list[Any]]
-    row_count: int
-    truncated: bool
-    elapsed_ms: float
-
-    def dicts(self) -> list[dict[str, Any]]:
-        """Return the rows by column name."""
-        names = [column["name"] for column in self.columns]
-        return [dict(zip(names, row, strict=True)) for row in self.rows]
+Ask = Callable[[str, Sequence[object]], Answer]
 
 
 class NoAnswer(Exception):
@@ -123,15 +106,14 @@ def server_source(url: str, api_key: str | None = None) -> Source:
 def history_source(folder: Path, api_key: str | None = None) -> Source:
     """Return a history as a source: its files, or the server that holds them."""
     try:
-        connection = open_read_only(folder)
-    except HistoryLocked as error:
+        return _offline(str(folder), OpenFolder(path=str(folder.resolve())))
+    except SandboxFailed as error:
+        if not error.locked:
+            raise NoAnswer(str(error)) from error
         server = read_server_file(folder)
         if server is None:
             raise NoAnswer(f"{error}; it does not say at which address it serves") from error
         return server_source(server.url, api_key)
-    except HistoryUnavailable as error:
-        raise NoAnswer(str(error)) from error
-    return _offline(str(folder), connection)
 
 
 def file_source(path: Path) -> Source:
@@ -139,42 +121,64 @@ def file_source(path: Path) -> Source:
     if not path.is_file():
         raise NoAnswer(f"there is no file {path}")
     try:
-        connection = duckdb.connect(path, read_only=True, config=CONNECT_OPTIONS)
-        for setting in SESSION_SETTINGS:
-            connection.execute(setting)
-    except duckdb.Error as error:
-        raise NoAnswer(f"{path} cannot be read: {one_line(str(error))}") from error
-    return _offline(str(path), connection)
+        return _offline(str(path), OpenFile(path=str(path.resolve())))
+    except SandboxFailed as error:
+        raise NoAnswer(str(error)) from error
 
 
-def _offline(name: str, connection: duckdb.DuckDBPyConnection) -> Source:
-    limits = TelemetryConfig()
-    runner = QueryRunner(
-        connection.cursor, rows_max=limits.sql_rows_max, deadline_s=limits.sql_deadline_s
-    )
+class _Files:
+    """A child over files, made anew after a query that cost it its life."""
 
-    def answer(sql: str, parameters: Sequence[object]) -> Answer:
+    def __init__(self, opening: Opening) -> None:
+        self._opening = opening
+        self._sandbox = self._opened()
+
+    def ask(self, sql: str, parameters: Sequence[object]) -> Answer:
+        limits = TelemetryConfig()
         try:
-            return msgspec.json.decode(runner.run(sql, parameters).json(), type=Answer)
+            asked = question(
+                sql,
+                parameters,
+                format="json",
+                rows_max=limits.sql_rows_max,
+                deadline_s=OFFLINE_DEADLINE_S,
+            )
+            if not self._sandbox.alive or self._sandbox.spent:
+                self._sandbox.close()
+                self._sandbox = self._opened()
+            answered = self._sandbox.ask(asked)
         except QueryError as error:
             raise NoAnswer(_pointed(error, sql), error.position) from error
+        except SandboxFailed as error:
+            raise NoAnswer(str(error)) from error
+        return msgspec.json.decode(answered.content, type=Answer)
 
-    def close() -> None:
-        runner.close()
-        connection.close()
+    def close(self) -> None:
+        self._sandbox.close()
 
-    return Source(name=name, url=None, api_key=None, answer=answer, close=close)
+    def _opened(self) -> Sandbox:
+        sandbox = Sandbox()
+        try:
+            sandbox.open(self._opening)
+        except BaseException:
+            sandbox.close()
+            raise
+        return sandbox
+
+
+def _offline(name: str, opening: Opening) -> Source:
+    files = _Files(opening)
+    return Source(name=name, url=None, api_key=None, answer=files.ask, close=files.close)
 
 
 def _ask_server(url: str, api_key: str | None, sql: str, parameters: Sequence[object]) -> Answer:
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-    timeout_s = TelemetryConfig().sql_deadline_s + ANSWER_MARGIN_S
     try:
         response = httpx.post(
             url.rstrip("/") + "/telemetry/sql",
             json={"sql": sql, "parameters": list(parameters)},
             headers=headers,
-            timeout=timeout_s,
+            timeout=httpx.Timeout(ANSWER_S, connect=CONNECT_S),
             trust_env=False,
         )
     except (httpx.HTTPError, httpx.InvalidURL) as error:

@@ -5,7 +5,6 @@ Owns the routes under /telemetry/ and the reading of their parameters; server/ap
 event loop, and never let a parameter choose anything but what to read.
 """
 
-import asyncio
 import math
 
 import msgspec
@@ -15,14 +14,14 @@ from starlette.routing import Route
 
 from server.context import context_of
 from server.errors import ApiError, invalid
+from server.sql_response import SqlQuestion, SqlResponse
 from server.telemetry_stream import StreamRequest, TelemetryStream
-from telemetry.queries import QueryError, QueryUnavailable
+from telemetry.answer import Format
 from telemetry.records import KINDS
 from telemetry.schema import describe
 
 HZ_DEFAULT, HZ_MIN, HZ_MAX = 15.0, 1.0, 60.0
 SQL_BODY_BYTES_MAX = 2**20
-FLUSH_S = 1.0
 JSON = "application/json"
 
 Scalar = str | int | float | bool | None
@@ -33,6 +32,7 @@ class SqlRequest(msgspec.Struct, frozen=True):
 
     sql: str
     parameters: list[Scalar] = []
+    format: Format | None = None
 
 
 async def stream(request: Request) -> TelemetryStream:
@@ -55,20 +55,20 @@ async def stream(request: Request) -> TelemetryStream:
 async def sql(request: Request) -> Response:
     """POST /telemetry/sql: one SELECT over the history, everything published so far included."""
     asked = await _sql_request(request)
-    return await answer_sql(request, asked.sql, asked.parameters)
+    return await answer_sql(request, asked.sql, asked.parameters, asked.format)
 
 
-async def answer_sql(request: Request, text: str, parameters: list[Scalar]) -> Response:
+async def answer_sql(
+    request: Request, text: str, parameters: list[Scalar], format: Format | None = None
+) -> Response:
     """Answer one SELECT of a client, or a named one, with all that is published so far."""
-    history = context_of(request).history
-    try:
-        answer = history.queries.submit(text, parameters, before=lambda: history.flush(FLUSH_S))
-        result = await asyncio.wrap_future(answer)
-    except QueryUnavailable as error:
-        raise ApiError(503, error.message, code="sql_unavailable") from error
-    except QueryError as error:
-        return _sql_error(error)
-    return Response(await asyncio.to_thread(result.json), media_type=JSON)
+    context = context_of(request)
+    wanted = format or ("csv" if _prefers_csv(request.headers.get("accept", "")) else "json")
+    return SqlResponse(
+        context.history,
+        SqlQuestion(sql=text, parameters=parameters, format=wanted),
+        client_stall_s=context.config.client_stall_s,
+    )
 
 
 async def schema(request: Request) -> Response:
@@ -122,15 +122,7 @@ async def read_body(request: Request) -> bytes:
     return bytes(body)
 
 
-def _sql_error(error: QueryError) -> Response:
-    """Return the 400 of a query: OpenAI's shape, and where in the text the fault is."""
-    body = {
-        "error": {
-            "message": error.message,
-            "type": "invalid_request_error",
-            "param": "sql",
-            "code": "sql_error",
-            "position": error.position,
-        }
-    }
-    return Response(msgspec.json.encode(body), status_code=400, media_type=JSON)
+def _prefers_csv(accept: str) -> bool:
+    """Tell whether a client names CSV, and JSON not before it."""
+    kinds = [part.partition(";")[0].strip().lower() for part in accept.split(",")]
+    return "text/csv" in kinds and JSON not in kinds[: kinds.index("text/csv")]

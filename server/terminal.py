@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from server.source import Answer
+from telemetry.answer import Answer
 
 ANSWERED, WRONG, MISUSE = 0, 1, 2
 """Exit codes: fine; something is wrong or there is no answer; the command was misused."""

@@ -28,6 +28,7 @@ BASE_OPTIONS: dict[str, str | bool | int | float | list[str]] = {
     # One thread: queries must not take the engine's cores. No folder to spill to: a query that
     # needs more memory than this ends with an error instead of filling the disk.
     "threads": 1,
+    "async_threads": 0,
     "memory_limit": "1GB",
     "temp_directory": "",
 }

@@ -120,14 +120,25 @@ def begin_anew(connection: duckdb.DuckDBPyConnection, folder: Path) -> None:
 
 
 def open_read_only(folder: Path) -> duckdb.DuckDBPyConnection:
-    """Return a catalog of a folder's live file and segments; HistoryLocked when a server holds it.
+    """Return a catalog of a folder's live file and segments; HistoryLocked if a server has it."""
+    connection = open_catalog()
+    try:
+        show_folder(connection, folder)
+        seal(connection)
+    except HistoryUnavailable:
+        connection.close()
+        raise
+    return connection
+
+
+def show_folder(connection: duckdb.DuckDBPyConnection, folder: Path) -> None:
+    """Let a new catalog show a folder's live file and segments; HistoryLocked when a server has it.
 
     A segment that cannot be read is left out, loudly.
     """
     path, files = folder / FILE_NAME, segment_files(folder)
     if not path.is_file() and not files:
         raise HistoryUnavailable(f"no history in {folder}")
-    connection = open_catalog()
     try:
         opened = open_segments(connection, files, logging.getLogger("iterscope.history"))
         parts = [part for _, part in opened]
@@ -139,13 +150,8 @@ def open_read_only(folder: Path) -> duckdb.DuckDBPyConnection:
             hidden = reach_of(segment for segment, _ in opened)
             parts.append(Part(alias=LIVE, columns=live, hidden=hidden))
         show(connection, parts, first=True)
-        seal(connection)
-    except (duckdb.Error, HistoryUnavailable) as error:
-        connection.close()
-        if isinstance(error, HistoryUnavailable):
-            raise
+    except duckdb.Error as error:
         raise HistoryUnavailable(f"{path} cannot be read: {one_line(str(error))}") from error
-    return connection
 
 
 def set_aside(folder: Path, log: logging.Logger, reason: str) -> None:

@@ -10,7 +10,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,9 +20,9 @@ from telemetry import database
 from telemetry.bus import Batch, Bus, Reader
 from telemetry.config import TelemetryConfig
 from telemetry.database import HistoryLocked, HistoryUnavailable, ServerFile
-from telemetry.queries import QueryRunner, QueryUnavailable
+from telemetry.queries import Queries
 from telemetry.store import Store
-from telemetry.tail import Rows, Tail
+from telemetry.tail import Rows
 from telemetry.upkeep import Upkeep
 
 PERIOD_S = 0.25
@@ -55,10 +55,9 @@ class HistoryStatus:
 class History:
     """The writer thread, and the way to query what it wrote. Without a folder it keeps nothing."""
 
-    def __init__(self, *, bus: Bus, config: TelemetryConfig, tail: Tail | None = None) -> None:
+    def __init__(self, *, bus: Bus, config: TelemetryConfig) -> None:
         self._bus = bus
         self._config = config
-        self._tail = tail
         self._folder = Path(config.history).expanduser() if config.history else None
         self._log = logging.getLogger("iterscope.history")
         self._reader: Reader | None = None
@@ -75,8 +74,12 @@ class History:
         self._stopping = False
         self._wake = threading.Event()
         self._news = threading.Condition()
-        self.queries = QueryRunner(
-            self._cursor, rows_max=config.sql_rows_max, deadline_s=config.sql_deadline_s
+        self.queries = Queries(
+            self.live_rows,
+            why_not=self._why_not,
+            rows_max=config.sql_rows_max,
+            deadline_s=config.sql_deadline_s,
+            log=self._log,
         )
 
     # ---- for the server
@@ -133,11 +136,11 @@ class History:
             lag_s=upkeep.lag_s if upkeep else 0.0,
         )
 
-    def live_rows(self) -> Iterator[Rows]:
+    def live_rows(self) -> Generator[Rows, None, None]:
         """Yield the live file's rows of one instant, for a tail; raises HistoryUnavailable."""
         store = self._store
         if store is None:
-            raise HistoryUnavailable(self._reason or "history is not open yet")
+            raise HistoryUnavailable(self._why_not() or "history was closed")
         yield from store.live_rows()
 
     def close(self, deadline_s: float = 5.0) -> bool:
@@ -153,11 +156,9 @@ class History:
             self._log.error("history was not closed within %g s", deadline_s)
         return in_time
 
-    def _cursor(self) -> duckdb.DuckDBPyConnection:
-        store = self._store
-        if store is None:
-            raise QueryUnavailable(self._reason or "history is not open yet")
-        return store.cursor()
+    def _why_not(self) -> str | None:
+        """Return why nothing can be asked now; a history that stopped can still be."""
+        return None if self._store is not None else self._reason or "history is not open yet"
 
     # ---- the writer thread
 
@@ -183,7 +184,7 @@ class History:
         patience = time.monotonic() + LOCK_PATIENCE_S
         while True:
             try:
-                store = Store(folder, self._bus.run_id, self._log, self._tail)
+                store = Store(folder, self._bus.run_id, self._log, self.queries)
             except HistoryLocked:
                 # A reader such as `iterscope sql` holds the file for a moment only.
                 if self._stopping or self._reason is not None or time.monotonic() > patience:

@@ -1,239 +1,193 @@
-"""SQL for people: exactly one SELECT, read-only, bounded in rows, bytes and time, strict JSON out.
+"""SQL for people, on the server's side: who waits, who is answered, who is told to come again.
 
-Owns the checks on the statement, the deadline, and the turning of DuckDB's values into JSON. Called
-by server/telemetry_api.py on the live history and by `iterscope sql` on a file. Must never write,
-open a file, or let an error carry a path; and must never be run on the event loop: it blocks.
+Owns the line of waiting queries and the two lanes that answer it, and follows the history so that
+their children hold every committed row. history.py makes it and feeds it, `POST /telemetry/sql`
+asks it. No SQL runs in this process: a query can cost its child, never the server. Must never block
+whoever feeds it.
 """
 
-import math
-import re
+import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
-from dataclasses import dataclass
-from datetime import date, datetime, timedelta
-from datetime import time as time_of_day
-from decimal import Decimal
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from types import TracebackType
+from typing import Self
 
-import duckdb
 import msgspec
 
-ROWS_A_FETCH = 1000
-BYTES_MAX = 32 * 2**20
-SQL_CHARACTERS_MAX = 100_000
-AT_ONCE = 2
-WAITING_MAX = 32
-INTERRUPT_PERIOD_S = 0.05
+from telemetry.answer import Answer, Format
+from telemetry.query_lane import Board, Job, Lane, QueriesBusy, QueryUnavailable
+from telemetry.tail import LiveRows, Rows
+from telemetry.wire import Answered, Parameters, encode_feed, question
 
-_PATH = re.compile(r"(?<![\w/])~?(?:/[\w.+@-]+){2,}/?|(?<=[\"'])/[^\"']*(?=[\"'])")
-_POSITION = re.compile(r"\n\nLINE (\d+): (.*)\n( *)\^")
+LANES = 2
+PLACES_MAX = 34
+"""Queries at once: running, waiting, and answered ones that are still being written."""
 
-
-class QueryError(Exception):
-    """The query cannot be answered: one line, and the place in its text where that is known."""
-
-    def __init__(self, message: str, position: int | None = None) -> None:
-        super().__init__(message)
-        self.message = message
-        self.position = position
+WAIT_S = 20.0
+MARGIN_S = 5.0
+CLOSE_S = 5.0
 
 
-class QueryUnavailable(QueryError):
-    """No query can be answered now: there is no history, or too much is asked at once."""
+class Asked:
+    """A query and its place; use it in a `with`, whose end gives up both.
+
+    `future` brings the answer, or raises QueryError.
+    """
+
+    def __init__(self, future: "Future[Answered]", leave: Callable[[], None]) -> None:
+        self.future = future
+        self._leave = leave
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
+        self.future.cancel()
+        self._leave()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class QueryResult:
-    """An answer; `columns` are {"name", "type"}, `rows` hold nothing that JSON cannot."""
+class Queries:
+    """Answers SQL from a copy of the history: a `Tail` of it.
 
-    columns: list[dict[str, str]]
-    rows: list[list[Any]]
-    truncated: bool
-    elapsed_ms: float
-
-    def json(self) -> bytes:
-        """Return the body of the HTTP answer."""
-        return msgspec.json.encode(
-            {
-                "columns": self.columns,
-                "rows": self.rows,
-                "row_count": len(self.rows),
-                "truncated": self.truncated,
-                "elapsed_ms": self.elapsed_ms,
-            }
-        )
-
-
-class QueryRunner:
-    """Answers queries on cursors that `connect` opens: at once with `run`, in turn with `submit`.
-
-    `submit` runs two at a time on threads of its own, so that slow queries hold no other work up.
+    `why_not` returns why there is no history to ask, or None.
     """
 
     def __init__(
         self,
-        connect: Callable[[], duckdb.DuckDBPyConnection],
+        live_rows: LiveRows,
         *,
+        why_not: Callable[[], str | None],
         rows_max: int,
         deadline_s: float,
+        log: logging.Logger,
     ) -> None:
-        self._connect = connect
+        self._why_not = why_not
         self._rows_max = rows_max
         self._deadline_s = deadline_s
-        self._waiting = threading.BoundedSemaphore(WAITING_MAX)
-        self._threads = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="query")
+        self._board = Board(log=log)
+        self._places = threading.BoundedSemaphore(PLACES_MAX)
+        self._lanes = [Lane(self._board, live_rows, f"queries {n}") for n in range(LANES)]
+        for lane in self._lanes:
+            lane.others = [other for other in self._lanes if other is not lane]
+        self._started = False
+
+    @property
+    def patience_s(self) -> float:
+        """How long an answer may take from `submit` on, waiting included."""
+        return WAIT_S + self._deadline_s + MARGIN_S
+
+    # ---- following the history
+
+    def start(self) -> None:
+        """Make the children, so that the first query finds them warm; it would make them, too."""
+        with self._board.news:
+            if self._started or self._board.stopping:
+                return
+            self._started = True
+            for lane in self._lanes:
+                lane.thread.start()
+
+    def feed(self, rows: Rows) -> None:
+        """Take a batch that was committed; never blocks."""
+        if not rows or not self._started:
+            return
+        frames = encode_feed(rows)
+        with self._board.news:
+            for lane in self._lanes:
+                lane.offer(frames)
+            self._board.news.notify_all()
+
+    def rotate(self, segments: Sequence[Path], covered: Mapping[str, int]) -> None:
+        """Learn which segments there are, before what they cover leaves the live file."""
+        board = self._board
+        with board.news:
+            board.segments, board.reach = tuple(segments), dict(covered)
+            board.rotations += 1
+            board.news.notify_all()
+
+    # ---- answering
 
     def submit(
-        self, sql: str, parameters: Sequence[object], before: Callable[[], object]
-    ) -> Future[QueryResult]:
-        """Answer one SELECT in its turn, after calling `before` on the query's thread.
+        self,
+        sql: str,
+        parameters: Parameters = (),
+        *,
+        before: Callable[[], object] = lambda: None,
+        format: Format = "json",
+    ) -> Asked:
+        """Let one SELECT be answered in its turn, after `before` was called on its lane's thread.
 
-        Raises QueryUnavailable at once when too many wait already.
+        Raises QueryUnavailable when there is no history or no place, QueryError for what cannot
+        even be asked.
         """
-        if not self._waiting.acquire(blocking=False):
-            raise QueryUnavailable("too many queries at once")
+        if reason := self._why_not():
+            raise QueryUnavailable(reason)
+        job = Job(
+            ask=question(
+                sql,
+                parameters,
+                format=format,
+                rows_max=self._rows_max,
+                deadline_s=self._deadline_s,
+            ),
+            before=before,
+            expires_at=time.monotonic() + WAIT_S,
+        )
+        if not self._places.acquire(blocking=False):
+            raise QueriesBusy("too many queries at once")
+        self.start()
+        board = self._board
+        with board.news:
+            stopping = board.stopping
+            if not stopping:
+                board.jobs.append(job)
+                board.news.notify_all()
+        if stopping:
+            self._places.release()
+            raise QueryUnavailable("the server is shutting down")
+        job.future.add_done_callback(
+            lambda future: self._after(job) if future.cancelled() else None
+        )
+        return Asked(job.future, self._places.release)
 
-        def answer() -> QueryResult:
-            before()
-            return self.run(sql, parameters)
-
-        future = self._threads.submit(answer)
-        future.add_done_callback(lambda _: self._waiting.release())
-        return future
-
-    def run(self, sql: str, parameters: Sequence[object] = ()) -> QueryResult:
-        """Answer one SELECT on the calling thread, within the deadline; raises QueryError."""
-        if len(sql) > SQL_CHARACTERS_MAX:
-            raise QueryError(f"a query has at most {SQL_CHARACTERS_MAX} characters")
-        cursor = self._connect()
-        try:
-            with _interrupted_after(cursor, self._deadline_s) as expired:
-                return self._answer(cursor, sql, parameters)
-        except duckdb.Error as error:
-            if expired.is_set():
-                late = f"stopped at its deadline of {self._deadline_s:g} s"
-                raise QueryError(late) from error
-            raise _explained(error, sql) from error
-        finally:
-            cursor.close()
+    def run(self, sql: str, parameters: Parameters = ()) -> Answer:
+        """Answer one SELECT on the calling thread; raises QueryError."""
+        with self.submit(sql, parameters) as asked:
+            answered = asked.future.result(self.patience_s)
+        return msgspec.json.decode(answered.content, type=Answer)
 
     def close(self) -> None:
-        """Start no query any more; one that runs goes on to its deadline at most."""
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        """End all queries and their processes."""
+        board = self._board
+        with board.news:
+            board.stopping = True
+            waiting = list(board.jobs)
+            board.jobs.clear()
+            board.news.notify_all()
+            for lane in self._lanes:
+                if lane.sandbox is not None:
+                    lane.sandbox.kill()
+        for job in waiting:
+            job.future.set_exception(QueryUnavailable("the server is shutting down"))
+        for lane in self._lanes:
+            if lane.thread.ident is not None:
+                lane.thread.join(CLOSE_S)
 
-    def _answer(
-        self,
-        cursor: duckdb.DuckDBPyConnection,
-        sql: str,
-        parameters: Sequence[object],
-    ) -> QueryResult:
-        started = time.monotonic()
-        statements = cursor.extract_statements(sql)
-        if len(statements) != 1 or statements[0].type != duckdb.StatementType.SELECT:
-            raise QueryError("a query is exactly one SELECT")
-        # A DELETE or a COPY may hide inside a WITH and still be a SELECT to the parser; the
-        # read-only transaction and the locked configuration refuse it when it runs.
-        cursor.execute("BEGIN TRANSACTION READ ONLY")
-        try:
-            cursor.execute(statements[0], list(parameters))
-            columns = [{"name": str(c[0]), "type": str(c[1])} for c in cursor.description or ()]
-            rows, truncated = self._fetch(cursor)
-        finally:
-            cursor.execute("ROLLBACK")
-        elapsed_ms = round((time.monotonic() - started) * 1000, 3)
-        return QueryResult(columns=columns, rows=rows, truncated=truncated, elapsed_ms=elapsed_ms)
+    # ---- ends
 
-    def _fetch(self, cursor: duckdb.DuckDBPyConnection) -> tuple[list[list[Any]], bool]:
-        rows: list[list[Any]] = []
-        size = 0
-        while chunk := cursor.fetchmany(min(ROWS_A_FETCH, self._rows_max + 1 - len(rows))):
-            plain_rows = [[plain(value) for value in row] for row in chunk]
-            size += len(msgspec.json.encode(plain_rows))
-            if size > BYTES_MAX:
-                return rows, True
-            rows += plain_rows
-            if len(rows) > self._rows_max:
-                return rows[: self._rows_max], True
-        return rows, False
-
-
-def plain(value: object) -> Any:
-    """Return what JSON can hold: NaN and infinity as null, instants as ISO text, blobs as text."""
-    if value is None or isinstance(value, bool | int):
-        return value
-    if isinstance(value, str):
-        return value
-    if isinstance(value, float | Decimal):
-        number = float(value)
-        return number if math.isfinite(number) else None
-    if isinstance(value, datetime | date | time_of_day):
-        return value.isoformat()
-    if isinstance(value, timedelta):
-        return str(value)
-    if isinstance(value, bytes | bytearray | memoryview):
-        return bytes(value).decode("utf-8", errors="backslashreplace")
-    if isinstance(value, dict):
-        return {str(key): plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple | set):
-        return [plain(item) for item in value]
-    return str(value)
-
-
-def without_paths(message: str) -> str:
-    """Return a message as one line in which no folder of this machine is named."""
-    return _PATH.sub("(path)", " ".join(message.split()))
-
-
-@contextmanager
-def _interrupted_after(
-    cursor: duckdb.DuckDBPyConnection, seconds: float
-) -> Iterator[threading.Event]:
-    """Interrupt whatever the cursor runs once the time is up; yields whether that happened.
-
-    Interrupts repeat: one that falls between two statements would be forgotten by the second.
-    """
-    done, expired = threading.Event(), threading.Event()
-
-    def watch() -> None:
-        if done.wait(max(seconds, 0.0)):
-            return
-        expired.set()
-        while not done.wait(INTERRUPT_PERIOD_S):
-            cursor.interrupt()
-
-    watcher = threading.Thread(target=watch, name="query deadline", daemon=True)
-    watcher.start()
-    try:
-        yield expired
-    finally:
-        done.set()
-        watcher.join()
-
-
-def _explained(error: duckdb.Error, sql: str) -> QueryError:
-    text = str(error)
-    first = text.partition("\n\nLINE ")[0]
-    return QueryError(without_paths(first), _position(text, sql))
-
-
-def _position(text: str, sql: str) -> int | None:
-    """Return the offset that DuckDB's caret points at; long lines are shown as ...excerpts...."""
-    found = _POSITION.search(text)
-    if found is None:
-        return None
-    number, shown, spaces = int(found[1]), found[2], found[3]
-    lines = sql.split("\n")
-    if number > len(lines):
-        return None
-    column = len(spaces) - len(f"LINE {number}: ")
-    line = lines[number - 1]
-    if line != shown:
-        excerpt = shown.removeprefix("...").removesuffix("...")
-        start = line.find(excerpt)
-        if start < 0:
-            return None
-        column += start - (3 if shown.startswith("...") else 0)
-    return sum(len(before) + 1 for before in lines[: number - 1]) + column
+    def _after(self, job: Job) -> None:
+        """End a cancelled query: nobody waits for it, so its lane must not work for it."""
+        board = self._board
+        with board.news:
+            if job.sandbox is not None:
+                job.sandbox.kill()
+            if job in board.jobs:
+                board.jobs.remove(job)

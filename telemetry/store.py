@@ -7,7 +7,7 @@ not at all, and what cannot be stored is on record as lost.
 
 import logging
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import suppress
 from operator import attrgetter
 from pathlib import Path
@@ -62,7 +62,8 @@ class Store:
         self.archive.open()
         cursor = self.cursor()
         try:
-            database.check_progress(cursor, self._folder, self._log)
+            if not self.archive.unread:  # what a newer version's segments hold is not missing
+                database.check_progress(cursor, self._folder, self._log)
             closed = close_open_requests(cursor, self._run_id)
             place = database.last_place(cursor, self._run_id)
         finally:
@@ -90,7 +91,7 @@ class Store:
         """Rows in the live file."""
         return self._rows_added - self.archive.rows_moved
 
-    def live_rows(self) -> Iterator[Rows]:
+    def live_rows(self) -> Generator[Rows, None, None]:
         """Yield the live file's rows in pieces of one instant, for a tail that starts anew.
 
         For a thread of its own; raises HistoryUnavailable.

@@ -10,12 +10,12 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
-from telemetry import database
+from server.source import history_source
 from telemetry.bus import Bus
 from telemetry.config import TelemetryConfig
 from telemetry.history import History
-from telemetry.queries import QueryRunner
 
 ROOT = Path(__file__).resolve().parent.parent
 WAIT_S = 15.0
@@ -29,7 +29,7 @@ def wait_for(condition: Callable[[], bool]) -> None:
 
 
 @contextmanager
-def kept(folder: Path, run_id: str, **settings: int) -> Iterator[tuple[Bus, History]]:
+def kept(folder: Path, run_id: str, **settings: Any) -> Iterator[tuple[Bus, History]]:
     """Keep a history of a new run in the folder, until the block ends."""
     bus = Bus(run_id=run_id, capacity=1000)
     history = History(bus=bus, config=TelemetryConfig(history=str(folder), **settings))
@@ -46,14 +46,9 @@ def ask(history: History, sql: str) -> list[list[object]]:
 
 
 def read(folder: Path, sql: str) -> list[list[object]]:
-    """Ask the file itself, as `iterscope sql` does once no server holds it."""
-    connection = database.open_read_only(folder)
-    runner = QueryRunner(connection.cursor, rows_max=10_000, deadline_s=10)
-    try:
-        return runner.run(sql).rows
-    finally:
-        runner.close()
-        connection.close()
+    """Ask the folder itself, as `iterscope sql` does once no server holds it."""
+    with history_source(folder) as source:
+        return source.ask(sql).rows
 
 
 def aside(folder: Path) -> list[str]:

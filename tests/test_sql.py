@@ -1,11 +1,10 @@
-"""SQL for people: one SELECT and nothing else, strict JSON out, bounded; and `iterscope sql`.
+"""SQL for people: one SELECT and nothing else, strict JSON out, bounded.
 
-Owns the proofs of telemetry/queries.py on a real history, and of server/sql_command.py on its file
-and on a server. Traps are those that others fell into: writes inside WITH, files read by name,
-second statements, settings, values that JSON cannot hold.
+Owns the proofs of telemetry/answer.py and of the child that runs it, on a real history. Traps are
+those that others fell into: writes inside WITH, files read by name, second statements, settings,
+values that JSON cannot hold. What a query may cost is tests/test_sandbox.py's.
 """
 
-import argparse
 import json
 import math
 import os
@@ -13,18 +12,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
-from threading import Thread
 
 import pytest
 
-from server.sql_command import add_sql_flags, run_sql_command
-from telemetry import database
+from telemetry.answer import QueryError
 from telemetry.bus import Bus
 from telemetry.config import TelemetryConfig
 from telemetry.history import History
-from telemetry.queries import QueryError, QueryRunner, QueryUnavailable
 from tests import samples
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -153,7 +148,8 @@ def test_every_value_becomes_strict_json(history: History, expression: str, valu
     def no_constant(text: str) -> None:
         raise AssertionError(f"{text} is not JSON")
 
-    body = history.queries.run(f"SELECT {expression}").json()
+    with history.queries.submit(f"SELECT {expression}") as asked:
+        body = asked.future.result(15).content
     assert json.loads(body, parse_constant=no_constant)["rows"] == [[value]]
 
 
@@ -167,21 +163,6 @@ def test_bytes_are_capped_and_the_answer_says_so(history: History) -> None:
     result = history.queries.run("SELECT repeat('x', 20000) FROM range(5000)")
     assert result.truncated
     assert 0 < len(result.json()) < 40 * 2**20
-
-
-@pytest.mark.parametrize(
-    "sql",
-    [
-        "SELECT count(*) FROM range(1000000000) a, range(1000) b",
-        "WITH RECURSIVE t AS (SELECT 1 x UNION ALL SELECT x + 1 FROM t) SELECT count(*) FROM t",
-    ],
-)
-def test_a_query_without_end_is_stopped_at_its_deadline(history: History, sql: str) -> None:
-    started = time.monotonic()
-    with pytest.raises(QueryError, match="deadline of 1 s"):
-        history.queries.run(sql)
-    assert time.monotonic() - started < 3
-    assert history.queries.run("SELECT 1").rows == [[1]], "the next one is not interrupted"
 
 
 @pytest.mark.parametrize(
@@ -205,19 +186,6 @@ def test_wrong_parameters_and_endless_text_are_errors_not_faults(history: Histor
             history.queries.run(sql, parameters)
 
 
-def test_queries_wait_their_turn_and_too_many_are_refused(history: History) -> None:
-    slow = "SELECT count(*) FROM range(1000000000) a, range(1000) b"
-    waiting = [history.queries.submit(slow, (), lambda: None) for _ in range(2)]
-    quick = [history.queries.submit("SELECT 1", (), lambda: None) for _ in range(30)]
-    with pytest.raises(QueryUnavailable):
-        history.queries.submit("SELECT 1", (), lambda: None)
-    for future in waiting:
-        with pytest.raises(QueryError, match="deadline"):
-            future.result(15)
-    assert all(future.result(15).rows == [[1]] for future in quick)
-    assert history.queries.submit("SELECT 2", (), lambda: None).result(15).rows == [[2]]
-
-
 def test_wall_clock_is_utc_whatever_the_host_says(tmp_path: Path) -> None:
     code = (
         "import sys; from telemetry.bus import Bus; from telemetry.config import TelemetryConfig\n"
@@ -237,135 +205,3 @@ def test_wall_clock_is_utc_whatever_the_host_says(tmp_path: Path) -> None:
     seconds = math.floor(unix_us / 1e6)
     assert shown.startswith(time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(seconds)))
     assert (recent, zone) == (True, "UTC")
-
-
-# ---- iterscope sql
-
-
-def command(*arguments: str) -> int:
-    parser = argparse.ArgumentParser()
-    add_sql_flags(parser)
-    return run_sql_command(parser.parse_args(arguments))
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("closed")
-    bus = Bus(run_id="r", capacity=1000)
-    history = History(bus=bus, config=TelemetryConfig(history=str(folder)))
-    history.start()
-    bus.publish(samples.run(model="a\x1b[31mb"))
-    bus.publish(samples.iteration(1, [1, 2]))
-    assert history.flush(15)
-    assert history.close(15)
-    return folder
-
-
-def test_the_command_prints_a_table(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    sql = "SELECT model, kv_blocks_total, NULL AS nothing, requests FROM run, iteration"
-    assert command("--history", str(folder), sql) == 0
-    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
-    assert lines[0] == ["model", "kv_blocks_total", "nothing", "requests"]
-    assert lines[2] == ["a\\x1b[31mb", "100", "null", "[1,2]"], "no control character is printed"
-    assert lines[3][:2] == ["1", "row"]
-
-
-def test_the_command_prints_json(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert command("--history", str(folder), "--json", "SELECT 1 AS one") == 0
-    body = json.loads(capsys.readouterr().out)
-    assert body["rows"] == [[1]]
-    assert body["columns"] == [{"name": "one", "type": "INTEGER"}]
-
-
-def test_the_command_says_what_is_wrong(
-    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert command("--history", str(folder), "SELECT foo FROM run") == 1
-    assert "(line 1, at: foo FROM run)" in capsys.readouterr().err
-    assert command("--history", str(tmp_path / "none"), "SELECT 1") == 1
-    assert "no history in" in capsys.readouterr().err
-    assert command("--url", "http://127.0.0.1:9", "SELECT 1") == 1
-    assert "does not answer" in capsys.readouterr().err
-    assert command("--history", str(folder), " ") == 2
-    (tmp_path / "history.duckdb").write_text("not a database")
-    assert command("--history", str(tmp_path), "SELECT 1") == 1
-    assert "cannot be read" in capsys.readouterr().err
-
-
-class Answering(BaseHTTPRequestHandler):
-    """A server that answers every query with what it was asked, or 400 for a wrong key."""
-
-    def do_POST(self) -> None:
-        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        key = self.headers.get("Authorization")
-        body = {
-            "columns": [{"name": "asked", "type": "VARCHAR"}, {"name": "key", "type": "VARCHAR"}],
-            "rows": [[asked["sql"], key]],
-            "row_count": 1,
-            "truncated": False,
-            "elapsed_ms": 1.0,
-        }
-        wrong = asked["sql"] == "wrong"
-        if wrong:
-            body = {"error": {"message": "it is wrong", "position": 0}}
-        self.send_response(400 if wrong else 200)
-        self.end_headers()
-        self.wfile.write(json.dumps(body).encode())
-
-    def log_message(self, *arguments: object) -> None:
-        """Print nothing."""
-
-
-@pytest.fixture
-def server() -> Iterator[str]:
-    with HTTPServer(("127.0.0.1", 0), Answering) as listening:
-        thread = Thread(target=listening.serve_forever, daemon=True)
-        thread.start()
-        yield f"http://127.0.0.1:{listening.server_port}"
-        listening.shutdown()
-        thread.join()
-
-
-def test_the_command_asks_a_server(server: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert command("--url", server + "/", "--json", "--api-key", "k", "SELECT 1") == 0
-    assert json.loads(capsys.readouterr().out)["rows"] == [["SELECT 1", "Bearer k"]]
-    assert command("--url", server, "wrong") == 1
-    assert "it is wrong (line 1, at: wrong)" in capsys.readouterr().err
-
-
-def test_the_command_finds_the_server_that_holds_the_folder(
-    server: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    code = (
-        "import sys; from telemetry.bus import Bus; from telemetry.config import TelemetryConfig\n"
-        "from telemetry.history import History; from tests import samples\n"
-        "bus = Bus(run_id='r', capacity=10); bus.publish(samples.run())\n"
-        "history = History(bus=bus, config=TelemetryConfig(history=sys.argv[1])); history.start()\n"
-        "history.announce(sys.argv[2]); history.flush(10); history.announce(sys.argv[2])\n"
-        "print('held', flush=True); sys.stdin.read(); history.close(10)"
-    )
-    held = [sys.executable, "-c", code, str(tmp_path), server]
-    with subprocess.Popen(
-        held, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as holder:
-        assert holder.stdout is not None
-        assert holder.stdout.readline() == "held\n"
-        deadline = time.monotonic() + 10
-        while database.read_server_file(tmp_path) is None:
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
-        assert command("--history", str(tmp_path), "--json", "SELECT model FROM run") == 0
-        assert json.loads(capsys.readouterr().out)["rows"] == [["SELECT model FROM run", None]]
-        holder.communicate()
-    assert command("--history", str(tmp_path), "--json", "SELECT model FROM run") == 0
-    assert json.loads(capsys.readouterr().out)["rows"] == [["tiny"]], "now from the file"
-
-
-def test_a_runner_needs_no_history(folder: Path) -> None:
-    connection = database.open_read_only(folder)
-    runner = QueryRunner(connection.cursor, rows_max=5, deadline_s=1)
-    assert runner.run("SELECT run_id FROM run").rows == [["r"]]
-    with pytest.raises(QueryError):
-        runner.run("WITH d AS (DELETE FROM run RETURNING *) SELECT * FROM d")
-    runner.close()
-    connection.close()
