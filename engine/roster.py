@@ -192,6 +192,12 @@ class Roster:
         for number, error in errors.items():
             self.fail(self.requests[number], error, now_ns)
 
+    def fail_row(self, request: Request, error: str, now_ns: int) -> None:
+        """End the sequence of a row that comes back from no step."""
+        request.flights -= 1
+        self.fail(request, error, now_ns)
+        self.settle(request, now_ns)
+
     def fail(self, request: Request, error: str, now_ns: int) -> None:
         """End one sequence with an error, once; nobody may reuse what it computed."""
         if request.finish is None:

@@ -299,8 +299,5 @@ class Scheduler:
 
     def roll_back(self, plan: Plan, error: str, now_ns: int) -> None:
         """End every sequence of a step that failed; the service goes on."""
-        for number in plan.requests:
-            request = self.roster.requests[number]
-            request.flights -= 1
-            self.roster.fail(request, error, now_ns)
-            self.roster.settle(request, now_ns)
+        for request in plan.rows:
+            self.roster.fail_row(request, error, now_ns)
