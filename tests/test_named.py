@@ -21,6 +21,7 @@ from telemetry.named import (
     of_kind,
     read_folder,
 )
+from telemetry.named_document import QUESTIONS, document
 from telemetry.schema import ddl
 
 HEADER = "-- title: T\n-- meaning: M\n-- unit: ms\n-- chart: table\n-- window: no\n"
@@ -108,6 +109,14 @@ def test_every_threshold_of_a_lint_has_a_default_and_says_why() -> None:
         for parameter in own:
             assert parameter.default is not None
             assert len(parameter.doc) > 20, f"{query.name}.{parameter.name} gives no reason"
+
+
+def test_the_page_that_lists_them_is_current() -> None:
+    page = Path(__file__).resolve().parent.parent / "docs" / "queries.md"
+    remedy = "run: python -m telemetry.named_document > docs/queries.md"
+    assert page.read_text() == document(), remedy
+    for _, names in QUESTIONS:
+        assert set(names) <= set(catalogue())
 
 
 # ---- headers
