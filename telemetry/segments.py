@@ -27,7 +27,7 @@ FOLDER_NAME = "segments"
 SUFFIX = ".duckdb"
 PARTIAL = ".partial"
 WRITING = "writing"
-"""Alias of the file that is being written; one at a time for each connection's database."""
+"""Alias of the file that is being written, with its level: one of each at a time in a database."""
 
 Level = Literal["minute", "hour", "day", "record"]
 LEVELS: tuple[Level, ...] = ("minute", "hour", "day")
@@ -120,16 +120,17 @@ def write_segment(
     `stopped` said so between two SELECTs; then nothing is left.
     """
     partial = path.with_name(path.name + PARTIAL)
+    writing = f"{WRITING}_{level}"
     _remove(partial)
     try:
-        attach(connection, partial, WRITING, read_only=False)
+        attach(connection, partial, writing, read_only=False)
         try:
-            _fill(connection, contents, stopped)
-            _describe(connection, level, sources)
-            connection.execute(f"CHECKPOINT {WRITING}")
-            segment = read_segment(connection, partial, WRITING)
+            _fill(connection, writing, contents, stopped)
+            _describe(connection, writing, level, sources)
+            connection.execute(f"CHECKPOINT {writing}")
+            segment = read_segment(connection, partial, writing)
         finally:
-            _give_up(connection)
+            _give_up(connection, writing)
         _sync(partial)
         partial.rename(path)
         _sync(path.parent)
@@ -237,10 +238,11 @@ def segment_path(folder: Path, level: Level) -> Path:
 
 def _fill(
     connection: duckdb.DuckDBPyConnection,
+    writing: str,
     contents: Iterable[tuple[str, str]],
     stopped: Callable[[], bool],
 ) -> None:
-    connection.execute(f"USE {WRITING}")
+    connection.execute(f"USE {writing}")
     for statement in (*ddl(), SEGMENT_DDL, SOURCES_DDL):
         connection.execute(statement)
     connection.execute(f"USE {MEMORY}")
@@ -249,17 +251,19 @@ def _fill(
     for table, select in contents:
         if stopped():
             raise Stopped
-        connection.execute(f"INSERT INTO {WRITING}.main.{table} {select}")
+        connection.execute(f"INSERT INTO {writing}.main.{table} {select}")
     connection.execute("COMMIT")
 
 
-def _describe(connection: duckdb.DuckDBPyConnection, level: Level, sources: Iterable[str]) -> None:
+def _describe(
+    connection: duckdb.DuckDBPyConnection, writing: str, level: Level, sources: Iterable[str]
+) -> None:
     connection.execute(
-        f"INSERT INTO {WRITING}.main.segment {_summary(WRITING)}",
+        f"INSERT INTO {writing}.main.segment {_summary(writing)}",
         [SCHEMA_VERSION, level, time.time_ns() // 1000],
     )
     for name in sources:
-        connection.execute(f"INSERT INTO {WRITING}.main.segment_source VALUES (?)", [name])
+        connection.execute(f"INSERT INTO {writing}.main.segment_source VALUES (?)", [name])
 
 
 def _summary(alias: str) -> str:
@@ -315,12 +319,12 @@ def _sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def _give_up(connection: duckdb.DuckDBPyConnection) -> None:
+def _give_up(connection: duckdb.DuckDBPyConnection, writing: str) -> None:
     """Let go of the file being written; what was not committed is undone."""
     with suppress(duckdb.Error):
         connection.execute("ROLLBACK")  # an error where nothing is open
     connection.execute(f"USE {MEMORY}")
-    detach(connection, WRITING)
+    detach(connection, writing)
 
 
 def _remove(partial: Path) -> None:
