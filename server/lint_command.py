@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 from rich.text import Text
 
+from server.named_flags import add_parameter_flag, pairs_of
 from server.range_flags import add_range_flags, range_of
 from server.source import NoAnswer, Source, add_source_flags, source_of
 from server.terminal import ANSWERED, MISUSE, WRONG, open_console, refuse, show_answer
@@ -31,14 +32,7 @@ def add_lint_flags(parser: argparse.ArgumentParser) -> None:
     names = ", ".join(query.name for query in of_kind("lint", "law"))
     parser.description = f"Find what is wrong; without a range, in the last hour on record: {names}"
     parser.add_argument("names", nargs="*", metavar="NAME", help="only these lints and laws")
-    parser.add_argument(
-        "-p",
-        dest="parameters",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        help="a threshold, for each lint that takes it",
-    )
+    add_parameter_flag(parser, "a threshold, for each lint that takes it")
     add_range_flags(parser)
     add_source_flags(parser)
     parser.add_argument("--json", action="store_true", help="print the findings as JSON")
@@ -72,19 +66,6 @@ def window_of(asked: TimeRange) -> dict[str, object]:
         "run_id": asked.run_id,
     }
     return {name: value for name, value in window.items() if value is not None}
-
-
-def pairs_of(texts: list[str]) -> dict[str, object]:
-    """Return `key=value` texts as parameters; raises ParameterError."""
-    given: dict[str, object] = {}
-    for text in texts:
-        name, equals, value = text.partition("=")
-        if not equals or not name:
-            raise ParameterError(text, "is not KEY=VALUE")
-        if name in given:
-            raise ParameterError(name, "is given twice")
-        given[name] = value
-    return given
 
 
 def bind_lints(

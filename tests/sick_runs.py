@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from telemetry.records import (
+    Cause,
     Iteration,
     Record,
     RequestCause,
@@ -56,7 +57,7 @@ def delivered(end: RequestEnd) -> list[Record]:
     left = (delivery.last_write_at_ns or end.released_at_ns) - end.received_at_ns
     waited = (end.admitted_at_ns or end.decided_at_ns) - end.arrived_at_ns
     rest = left - waited
-    parts = {
+    parts: dict[Cause, int] = {
         "queue_seqs": waited,
         "neighbour_prefill": rest * 3 // 10,
         "neighbour_decode": rest // 10,
@@ -64,7 +65,7 @@ def delivered(end: RequestEnd) -> list[Record]:
     }
     parts["own_decode"] = left - sum(parts.values())
     causes: list[Record] = [
-        RequestCause(request=end.request, cause=cause, ns=ns, rule="fitted")  # type: ignore[arg-type]
+        RequestCause(request=end.request, cause=cause, ns=ns, rule="fitted")
         for cause, ns in parts.items()
     ]
     share = RequestShare(
