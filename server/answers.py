@@ -142,9 +142,9 @@ class ChunkWriter:
         return b',"usage":' + _encode(usage.plain()) + b"}\n\n"
 
 
-def closing(style: Style, usage: Usage) -> bytes:
-    """Return what ends a stream: the usage chunk if it was asked for, then [DONE]."""
-    if not style.include_usage:
+def closing(style: Style, usage: Usage, receipt: dict[str, Any] | None = None) -> bytes:
+    """Return what ends a stream: usage and receipt if they were asked for, then [DONE]."""
+    if not style.include_usage and receipt is None:
         return DONE
     chat = style.endpoint == "chat"
     chunk: dict[str, Any] = {
@@ -153,15 +153,23 @@ def closing(style: Style, usage: Usage) -> bytes:
         "created": style.created,
         "model": style.model,
         "choices": [],
-        "usage": usage.plain(),
     }
+    if style.include_usage:
+        chunk["usage"] = usage.plain()
+    if receipt is not None:
+        chunk["metrics"] = receipt
     return event(chunk) + DONE
 
 
-def whole(style: Style, choices: Sequence[Finished], usage: Usage) -> bytes:
+def whole(
+    style: Style,
+    choices: Sequence[Finished],
+    usage: Usage,
+    receipt: dict[str, Any] | None = None,
+) -> bytes:
     """Return the body of an answer in one piece."""
     chat = style.endpoint == "chat"
-    body = {
+    body: dict[str, Any] = {
         "id": style.id,
         "object": "chat.completion" if chat else "text_completion",
         "created": style.created,
@@ -169,6 +177,8 @@ def whole(style: Style, choices: Sequence[Finished], usage: Usage) -> bytes:
         "choices": [_choice(style, choice) for choice in choices],
         "usage": usage.plain(),
     }
+    if receipt is not None:
+        body["metrics"] = receipt
     return _encode(body)
 
 

@@ -17,7 +17,7 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from server import openai_api, system_api
+from server import openai_api, requests_api, system_api
 from server.config import ServerConfig
 from server.context import Context
 from server.errors import ApiError
@@ -132,6 +132,7 @@ def build_app(context: Context) -> Starlette:
     app = Starlette(
         routes=[
             *openai_api.ROUTES,
+            *requests_api.ROUTES,
             *system_api.ROUTES,
             *telemetry_routes,
             *queries_routes,

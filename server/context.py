@@ -13,6 +13,7 @@ from server.chat_template import ChatTemplate
 from server.clock import Clock
 from server.config import ServerConfig
 from server.engine_client import EngineClient
+from server.explainer import Explainer
 from server.generation import Generations
 from server.tokenizer import Tokenizer
 from telemetry.bus import Bus
@@ -33,6 +34,7 @@ class Context:
     bus: Bus
     history: History
     metrics: Metrics
+    explainer: Explainer
     spec: ModelSpec
     engine: EngineClient
     tokenizer: Tokenizer

@@ -213,6 +213,7 @@ class EngineClient:
             sequence.put(Delta(number, [], "error", error))
             if number not in started:
                 self._publish(refusal(sequence.submission, now), None)
+                sequence.ended.set()
         seen = witnesses(started, self._iterations_held())
         for number, start in started.items():
             sequence_or_none = self._live.get(number)
@@ -369,7 +370,8 @@ class EngineClient:
             for request in record.admitted:
                 self.queue.left(request, record.end_at_ns)
         elif isinstance(record, RequestEnd):
-            self._live.pop(record.request, None)
+            if sequence := self._live.pop(record.request, None):
+                sequence.ended.set()
             self.queue.left(record.request, record.released_at_ns)
         self._bus.publish(record, payload)
 

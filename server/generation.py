@@ -10,6 +10,7 @@ import logging
 import traceback
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 
@@ -20,11 +21,13 @@ from server.clock import Clock
 from server.echo import Echo
 from server.engine_client import EngineClient
 from server.errors import ApiError, overdue
+from server.explainer import Explainer
 from server.log import facts
-from server.sequence import Submission
+from server.receipt import receipt_of
+from server.sequence import Sequence, Submission
 from server.tokenizer import Tokenizer
 from telemetry.bus import Bus
-from telemetry.records import CancelCause, Fault
+from telemetry.records import CancelCause, Delivery, Fault
 
 SEED_STEP = 0x9E3779B97F4A7C15
 """2**64 over the golden ratio: seeds of one request's choices lie far apart."""
@@ -36,7 +39,7 @@ class Job:
 
     `sampling` carries the seed of each prompt's first choice; `max_tokens` has one entry a prompt,
     and so has `echo` where prompts are to be shown: how many leading tokens have no text. `alone`
-    shows nothing else.
+    shows nothing else. With `receipt` the answer says what it cost.
     """
 
     style: Style
@@ -55,6 +58,7 @@ class Job:
     tokenized_at_ns: int
     echo: list[int] | None = None
     alone: bool = False
+    receipt: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +70,7 @@ class Parts:
     tokenizer: Tokenizer
     bus: Bus
     clock: Clock
+    explainer: Explainer
     eos_ids: frozenset[int]
 
 
@@ -225,14 +230,32 @@ class Generation:
             return
         self._closed = True
         self.abandon("client")
-        for choice in self.choices:
-            self._parts.bus.publish(
+        for _, delivery in self.deliveries():
+            self._parts.bus.publish(delivery)
+        self._log.info("%s", facts(self._ended()))
+
+    def deliveries(self) -> list[tuple[Sequence, Delivery]]:
+        """Return the server's record of each sequence as it stands now."""
+        return [
+            (
+                choice.sequence,
                 choice.delivery(
                     tokenized_at_ns=self.job.tokenized_at_ns,
                     submitted_at_ns=self._submitted_at_ns,
-                )
+                ),
             )
-        self._log.info("%s", facts(self._ended()))
+            for choice in self.choices
+        ]
+
+    async def receipt(self) -> dict[str, Any] | None:
+        """Return what the answer's receipt says, None when it was not asked for.
+
+        Waits for the engine's own end of each sequence; a receipt that takes too long is empty.
+        """
+        if not self.job.receipt:
+            return None
+        settled = await self._parts.explainer.settled(self.deliveries())
+        return receipt_of(settled) if settled else {}
 
     def _open(self) -> Iterable[Choice]:
         return [choice for choice in self.choices if choice.finish_reason is None]

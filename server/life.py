@@ -30,6 +30,7 @@ from server.context import Context
 from server.demo import fetch_demo_model
 from server.engine_client import EngineClient, EngineFailed, Identity
 from server.errors import engine_down
+from server.explainer import Explainer
 from server.generation import Generations, Parts
 from server.log import facts
 from server.queue import Queue
@@ -131,12 +132,14 @@ def build_context(config: ServerConfig, model: Model) -> Context:
     )
     template, template_fault = _template(model.metadata)
     history = History(bus=bus, config=config.telemetry)
+    explainer = Explainer(bus=bus, clock=clock)
     parts = Parts(
         queue_deadline_s=config.queue_deadline_s,
         engine=engine,
         tokenizer=model.tokenizer,
         bus=bus,
         clock=clock,
+        explainer=explainer,
         eos_ids=frozenset(model.spec.eos_ids),
     )
     return Context(
@@ -154,6 +157,7 @@ def build_context(config: ServerConfig, model: Model) -> Context:
                 "iterscope_history_lost_total": lambda: float(history.status().lost),
             },
         ),
+        explainer=explainer,
         spec=model.spec,
         engine=engine,
         tokenizer=model.tokenizer,
@@ -196,6 +200,7 @@ class Life:
         web = asyncio.create_task(self._web.serve(sockets=[self._listening]))
         context.history.start()
         context.metrics.start()
+        context.explainer.start()
         try:
             await context.engine.start()
             stopped = asyncio.create_task(self._after_signals(1))
@@ -291,6 +296,7 @@ class Life:
         await asyncio.wait((web,), timeout=2 * CUT_S)
         # An engine that still loads reads no command: it is not waited for.
         await context.engine.stop(ENGINE_S if context.engine.state == "ready" else 0.0)
+        await context.explainer.stop()
         await asyncio.to_thread(context.history.close)
         context.metrics.stop()
         context.tokenizer.close()

@@ -1,4 +1,4 @@
-"""The OpenAI API: chat, completions, models, tokens, and the requests in flight.
+"""The OpenAI API: chat, completions, models and tokens.
 
 Owns the handlers of /v1, /tokenize and /detokenize; server/app.py puts them in its table. A handler
 checks everything that can be refused before the first byte, then hands a Job over. Must never
@@ -207,6 +207,7 @@ def _generate(
         tokenized_at_ns=context.clock.now_ns(),
         echo=echo,
         alone=max_tokens(body) == 0,
+        receipt=bool(body.include_metrics),
     )
     try:
         generation = context.generations.start(job)
@@ -288,50 +289,11 @@ async def detokenize(request: Request) -> Response:
     return answer({"prompt": await context.tokenizer.decode(body.tokens)})
 
 
-async def requests_in_flight(request: Request) -> Response:
-    """Answer GET /v1/requests: what is in flight, without a word of it."""
-    context = context_of(request)
-    now = context.clock.now_ns()
-    shown = [
-        {
-            "request_id": generation.id,
-            "external_id": generation.job.external_id,
-            "endpoint": generation.job.style.endpoint,
-            "stream": generation.job.stream,
-            "age_ms": (now - generation.job.received_at_ns) / 1e6,
-            "sequences": [
-                {
-                    "request_id": choice.sequence.request_id,
-                    "prompt_tokens": len(choice.sequence.submission.prompt),
-                    "output_tokens": choice.output_tokens,
-                    "max_tokens": choice.sequence.submission.max_tokens,
-                }
-                for choice in generation.choices
-            ],
-        }
-        for generation in context.generations.live()
-    ]
-    return answer({"object": "list", "data": shown})
-
-
-async def cancel_request(request: Request) -> Response:
-    """Answer DELETE /v1/requests/{id}: the whole HTTP request of this id is cancelled."""
-    context = context_of(request)
-    generation = context.generations.find(request.path_params["id"])
-    if generation is None:
-        raise ApiError(404, "no request in flight has this id", code="request_not_found")
-    failure = ApiError(499, "the request was cancelled", code="request_cancelled")
-    generation.cancel("api", failure)
-    return answer({"id": generation.id, "object": "request", "cancelled": True})
-
-
 ROUTES = (
     Route("/v1/chat/completions", chat_completions, methods=["POST"]),
     Route("/v1/completions", completions, methods=["POST"]),
     Route("/v1/models", models, methods=["GET"]),
     Route("/v1/models/{name:path}", model, methods=["GET"]),
-    Route("/v1/requests", requests_in_flight, methods=["GET"]),
-    Route("/v1/requests/{id}", cancel_request, methods=["DELETE"]),
     Route("/tokenize", tokenize, methods=["POST"]),
     Route("/detokenize", detokenize, methods=["POST"]),
 )

@@ -61,6 +61,7 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     return_token_ids: bool | None = None
+    include_metrics: bool | None = None
     user: str | None = None
     frequency_penalty: Penalty | None = None
     presence_penalty: Penalty | None = None

@@ -30,7 +30,10 @@ class Submission:
 
 
 class Sequence:
-    """The mailbox of one live sequence: at most one merged delta waits in it."""
+    """The mailbox of one live sequence: at most one merged delta waits in it.
+
+    `ended` is set once its end is on record, or it is known that none will be.
+    """
 
     def __init__(self, request: int, submission: Submission) -> None:
         self.request = request
@@ -40,6 +43,7 @@ class Sequence:
         self.received_tokens = 0
         self.finish: Finish | None = None
         self.aborted = False
+        self.ended = asyncio.Event()
         self._tokens: list[int] = []
         self._error: str | None = None
         self._logprobs: list[TokenLogprobs] | None = None

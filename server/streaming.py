@@ -91,7 +91,8 @@ class GenerationResponse(Response):
             async with asyncio.TaskGroup() as group:
                 for choice in choices:
                     group.create_task(self._stream_choice(send, choice))
-        end = closing(self._generation.job.style, self._generation.usage())
+        receipt = await self._generation.receipt()
+        end = closing(self._generation.job.style, self._generation.usage(), receipt)
         await self._write(send, choices[0], end)
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
@@ -121,7 +122,8 @@ class GenerationResponse(Response):
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(self._collect(choice)) for choice in generation.choices]
         finished = [task.result() for task in tasks]
-        body = whole(generation.job.style, finished, generation.usage())
+        receipt = await generation.receipt()
+        body = whole(generation.job.style, finished, generation.usage(), receipt)
         await self._send_body(send, 200, {"content-type": "application/json"}, body)
 
     async def _collect(self, choice: Choice) -> Finished:

@@ -13,6 +13,7 @@ from inspect import getdoc
 from types import NoneType
 from typing import Any, Literal, get_args, get_origin
 
+from telemetry.causes import RULES, cause_table
 from telemetry.records import KINDS, SCHEMA_VERSION, Column, Doc, Record, columns
 
 SQL_TYPES: dict[object, str] = {
@@ -199,6 +200,7 @@ def schema_document() -> str:
         parts.append(f"### `{name}`\n\n{summary}\n\n{_table(items)}")
     view = [column for column, _ in slice_columns()]
     parts.append(f"## View\n\n### `{SLICE_VIEW}`\n\n{SLICE_DOC}\n\n{_table(view)}")
+    parts.append(f"## Every millisecond accounted\n\n{RULES}\n\n{cause_table()}")
     parts.append(_EVENTS)
     return "\n\n".join(parts) + "\n"
 
