@@ -61,6 +61,7 @@ class Archive:
         self._aliases = 0
         self._segments: tuple[Segment, ...] = ()
         self.lost_records = 0
+        self.unread = 0
         self.rows_moved = 0
 
     # ---- what others ask
@@ -131,6 +132,7 @@ class Archive:
         found = open_segment(self._cursor, path, f"segment_{self._aliases}")
         if found is None:
             self._log.error("history: segment %s of a newer version stays unread", path.name)
+            self.unread += 1
             return
         segment, part = found
         entry = self._ledger.get(path.name)
@@ -176,7 +178,7 @@ class Archive:
         try:
             merged = self._write(level, selects, names, stopped)
         except duckdb.Error:
-            if not sum(self._check(source) for source in sources):
+            if not self._check_these(sources):
                 raise
             return True  # the one at fault has left; the rest is merged in another turn
         self._take_in(merged, sources)
@@ -205,6 +207,13 @@ class Archive:
                 self._check(segment)
                 return True
         return False
+
+    def check_all(self) -> bool:
+        """Read all segments at once; True when one was let go."""
+        return self._check_these(self._segments)
+
+    def _check_these(self, segments: Sequence[Segment]) -> bool:
+        return sum(self._check(segment) for segment in segments) > 0
 
     def _check(self, segment: Segment) -> bool:
         """Compare a segment with its checksum; one that differs is let go, which is True."""

@@ -19,7 +19,7 @@ from telemetry.archive import Archive
 from telemetry.bus import Batch
 from telemetry.catalog import LIVE
 from telemetry.database import HistoryUnavailable, Progress
-from telemetry.lost_ends import close_open_requests
+from telemetry.lost_ends import Closed, close_open_requests
 from telemetry.records import KINDS, columns
 from telemetry.schema import LOST_TABLE, tables
 from telemetry.tail import Rows, Tail
@@ -60,14 +60,12 @@ class Store:
     def _begin(self) -> tuple[int, int]:
         """Put earlier runs in order; return this run's place, which is 0 and 0 when it is new."""
         self.archive.open()
-        cursor = self.cursor()
         try:
-            if not self.archive.unread:  # what a newer version's segments hold is not missing
-                database.check_progress(cursor, self._folder, self._log)
-            closed = close_open_requests(cursor, self._run_id)
-            place = database.last_place(cursor, self._run_id)
-        finally:
-            cursor.close()
+            closed, place = self._put_in_order()
+        except duckdb.Error:
+            if not self.archive.check_all():
+                raise
+            closed, place = self._put_in_order()  # without the segment that was at fault
         if closed.lost:
             self._log.warning("history: %d requests of an earlier server ended", closed.lost)
         if closed.unknown:
@@ -75,6 +73,16 @@ class Store:
         self._rows_added = self._count_live() + self.archive.rows_moved
         self._connection.execute(f"USE {LIVE}")  # for the appenders
         return place
+
+    def _put_in_order(self) -> tuple[Closed, tuple[int, int]]:
+        cursor = self.cursor()
+        try:
+            if not self.archive.unread:  # what a newer version's segments hold is not missing
+                database.check_progress(cursor, self._folder, self._log)
+            closed = close_open_requests(cursor, self._run_id)
+            return closed, database.last_place(cursor, self._run_id)
+        finally:
+            cursor.close()
 
     def _count_live(self) -> int:
         counts = [f"SELECT count(*) AS n FROM {LIVE}.main.{name}" for name, _, _ in tables()]
