@@ -113,6 +113,8 @@ class Lane:
                 self._serve(sandbox)
             except SandboxFailed as error:
                 board.log.warning("%s; another one takes over", error)
+            except Exception:
+                board.log.exception("a lane of queries met what it did not expect")
             finally:
                 with board.news:
                     self.serving, self.sandbox = False, None
@@ -185,8 +187,9 @@ class Lane:
                 job = board.jobs.popleft() if board.jobs else None
                 if job is not None:
                     job.sandbox = sandbox
-            self._feed(sandbox)
-            if job is not None:
+            if job is None:
+                self._feed(sandbox)
+            else:
                 self._answer(sandbox, job)
             if sandbox.spent or not sandbox.alive:
                 return
@@ -229,10 +232,11 @@ class Lane:
             self._again(job, error)
         except QueryError as error:
             if isinstance(error, DeadlinePassed | QueryBroken) and not job.future.cancelled():
-                self._board.log.warning("a query was %s", error)
-            self._end(job)
-            with suppress(InvalidStateError):
-                job.future.set_exception(error)
+                self._board.log.warning("a query failed: %s", error)
+            self._fail(job, error)
+        except Exception as error:
+            self._fail(job, QueryBroken("the query met a fault of the server's own"))
+            raise error
         else:
             self._end(job)
             with suppress(InvalidStateError):
@@ -243,13 +247,17 @@ class Lane:
         job.tries += 1
         self._end(job)
         if job.tries >= TRIES:
-            with suppress(InvalidStateError):
-                job.future.set_exception(QueryBroken(str(error)))
+            self._fail(job, QueryBroken(str(error)))
             return
         with self._board.news:
             if not job.future.cancelled():
                 self._board.jobs.appendleft(job)
                 self._board.news.notify_all()
+
+    def _fail(self, job: Job, error: QueryError) -> None:
+        self._end(job)
+        with suppress(InvalidStateError):
+            job.future.set_exception(error)
 
     def _end(self, job: Job) -> None:
         """Take the child off a query: whoever cancels it now must not kill the next one's."""

@@ -98,6 +98,8 @@ class Sandbox:
 
     def ask(self, query: Ask) -> Answered:
         """Answer one SELECT; raises QueryError, or SandboxFailed when it was not even taken."""
+        if not self.alive:
+            raise SandboxFailed(f"the process for queries is gone: {self._end()}")
         self._send(frame(query))
         try:
             reply = self._receive(query.deadline_s)
