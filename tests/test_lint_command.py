@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from server.lint_command import add_lint_flags, run_lint_command
-from telemetry.named import of_kind
+from server.sql_command import add_sql_flags, run_sql_command
+from telemetry.named import catalogue, of_kind
 from tests import sick_runs
 from tests.recordings import placed, write_file
 from tests.telemetry_server import Running, running, wait_for
@@ -89,9 +90,9 @@ def test_a_range_limits_what_is_looked_at(
     files: dict[str, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Twenty steps of 32 ms lie in the last 640 ms; fewer say nothing."""
-    assert lint("--last", "700ms", "--file", files["slow"]) == WRONG
-    assert lint("--last", "500ms", "--file", files["slow"]) == HEALTHY
-    assert lint("--run", "slow", "--file", files["slow"]) == WRONG
+    assert lint("slow_host", "--last", "700ms", "--file", files["slow"]) == WRONG
+    assert lint("slow_host", "--last", "500ms", "--file", files["slow"]) == HEALTHY
+    assert lint("slow_host", "--run", "slow", "--file", files["slow"]) == WRONG
     capsys.readouterr()
     assert lint("--run", "other", "--file", files["slow"]) == WRONG
     assert "has no record of other" in capsys.readouterr().err
@@ -143,3 +144,50 @@ def test_a_running_server_is_asked(server: Running, capsys: pytest.CaptureFixtur
     assert code == WRONG
     assert [finding["name"] for finding in told["findings"]] == ["slow_host"]
     assert told["source"] == server.url
+
+
+# ---- named queries of `iterscope sql`
+
+
+def sql(*arguments: object) -> int:
+    parser = argparse.ArgumentParser()
+    add_sql_flags(parser)
+    return run_sql_command(parser.parse_args([str(argument) for argument in arguments]))
+
+
+def test_a_named_query_is_asked_with_its_parameters(
+    files: dict[str, Path], server: Running, capsys: pytest.CaptureFixture[str]
+) -> None:
+    named = ("--query", "throughput", "-p", "points=3", "-p", "last_s=0.9", "--json")
+    assert sql(*named, "--file", files["slow"]) == HEALTHY
+    of_file = json.loads(capsys.readouterr().out)
+    assert of_file["columns"][0]["name"] == "at_unix_us"
+    assert of_file["row_count"] == 3
+    assert sql(*named, "--url", server.url) == HEALTHY
+    assert json.loads(capsys.readouterr().out)["rows"] == of_file["rows"]
+
+
+def test_the_list_names_them_all_and_asks_nobody(capsys: pytest.CaptureFixture[str]) -> None:
+    assert sql("--list", "--url", "http://127.0.0.1:9") == HEALTHY
+    out = capsys.readouterr().out
+    for query in catalogue().values():
+        assert query.name in out
+        assert query.meaning in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--query", "nothing"], "nothing: there is no such query; --list names them"),
+        (["--query", "throughput", "SELECT 1"], "--query: takes no SELECT beside it"),
+        (["--query", "request_timeline"], "request: is missing: id of the request"),
+        (["--query", "throughput", "-p", "points=0"], "points: must be at least 1"),
+        (["-p", "points=3", "SELECT 1"], "-p: is for a named query"),
+        ([], "the query is empty"),
+    ],
+)
+def test_misuse_of_a_named_query_is_2(
+    capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
+) -> None:
+    assert sql(*arguments, "--url", "http://127.0.0.1:9") == MISUSE
+    assert message in capsys.readouterr().err
