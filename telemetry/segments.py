@@ -242,12 +242,12 @@ def _fill(
     contents: Iterable[tuple[str, str]],
     stopped: Callable[[], bool],
 ) -> None:
+    # One transaction: nothing is synced but the last checkpoint, and none of it stays in a log.
+    connection.execute("BEGIN")
     connection.execute(f"USE {writing}")
     for statement in (*ddl(), SEGMENT_DDL, SOURCES_DDL):
         connection.execute(statement)
     connection.execute(f"USE {MEMORY}")
-    # One transaction, so that nothing but the last checkpoint makes it into the file.
-    connection.execute("BEGIN")
     for table, select in contents:
         if stopped():
             raise Stopped
