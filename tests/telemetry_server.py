@@ -93,10 +93,17 @@ class Running:
 
 @contextmanager
 def running(
-    *, ring: int = 1000, folder: Path | None = None, readers_max: int = 64, stall_s: float = 10.0
+    *,
+    ring: int = 1000,
+    folder: Path | None = None,
+    readers_max: int = 64,
+    stall_s: float = 10.0,
+    deadline_s: float = 2.0,
 ) -> Iterator[Running]:
     telemetry = TelemetryConfig(
-        history=str(folder) if folder else None, stream_readers_max=readers_max, sql_deadline_s=2.0
+        history=str(folder) if folder else None,
+        stream_readers_max=readers_max,
+        sql_deadline_s=deadline_s,
     )
     bus = Bus(run_id="run-1", capacity=ring)
     history = History(bus=bus, config=telemetry)
