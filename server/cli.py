@@ -32,8 +32,10 @@ def main(arguments: list[str] | None = None) -> int:
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser of all commands; `run` of the parsed flags is what to call with them."""
     from server.diff_command import add_diff_flags, run_diff_command  # noqa: PLC0415
+    from server.explain_command import add_explain_flags, run_explain_command  # noqa: PLC0415
     from server.export_command import add_export_flags, run_export_command  # noqa: PLC0415
     from server.lint_command import add_lint_flags, run_lint_command  # noqa: PLC0415
+    from server.record_command import add_record_flags, run_record_command  # noqa: PLC0415
     from server.sql_command import add_sql_flags, run_sql_command  # noqa: PLC0415
 
     parser = Parser("iterscope", description="Continuous batching you can see.")
@@ -45,9 +47,15 @@ def build_parser() -> argparse.ArgumentParser:
     sql = commands.add_parser("sql", help="ask the history one SELECT")
     add_sql_flags(sql)
     sql.set_defaults(run=run_sql_command)
+    explain = commands.add_parser("explain", help="say where every millisecond of a request went")
+    add_explain_flags(explain)
+    explain.set_defaults(run=run_explain_command)
     lint = commands.add_parser("lint", help="find what is wrong; exit code 1 if anything is")
     add_lint_flags(lint)
     lint.set_defaults(run=run_lint_command)
+    record = commands.add_parser("record", help="copy a range of the record into one file")
+    add_record_flags(record)
+    record.set_defaults(run=run_record_command)
     export = commands.add_parser("export", help="write a range of the record as a Perfetto trace")
     add_export_flags(export)
     export.set_defaults(run=run_export_command)

@@ -130,6 +130,7 @@ def _not_in_yet(generation: Generation, now_ns: int) -> bytes:
         prompts={},
         matches=[generation.id],
         whole=True,
+        told={},
     )
     body: dict[str, Any] = explain(case)
     return msgspec.json.encode(body)

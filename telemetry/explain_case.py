@@ -15,6 +15,7 @@ from telemetry.explain_tiles import Tile, model_of, tile_of
 from telemetry.records import (
     Delivery,
     Iteration,
+    RequestCause,
     RequestEnd,
     RequestStart,
     StepModel,
@@ -33,7 +34,8 @@ class Case:
     """One sequence and the iterations of its life; `prior_step` came before the first of them.
 
     `matches` are the ids of all requests that the asked id names, newest first. `whole` says
-    whether the iterations reach back to its arrival. names and prompts are by request.
+    whether the iterations reach back to its arrival; `told` [ns by cause] is what was put on record
+    of it. names and prompts are by request.
     """
 
     start: RequestStart
@@ -45,6 +47,7 @@ class Case:
     prompts: dict[int, int]
     matches: list[str]
     whole: bool
+    told: dict[str, int]
 
 
 def case_from_bus(bus: Bus, asked: str) -> Case | None:
@@ -54,6 +57,7 @@ def case_from_bus(bus: Bus, asked: str) -> Case | None:
     starts = {start.request: start for start in bus.snapshot().live}
     ends: dict[int, RequestEnd] = {}
     deliveries: dict[int, Delivery] = {}
+    told: dict[int, dict[str, int]] = {}
     generations: dict[int, int] = {}
     for entry in entries:
         record = entry.record
@@ -65,6 +69,8 @@ def case_from_bus(bus: Bus, asked: str) -> Case | None:
             generations.setdefault(record.request, entry.generation)
         elif isinstance(record, Delivery):
             deliveries[record.request] = record
+        elif isinstance(record, RequestCause):
+            told.setdefault(record.request, {})[record.cause] = record.ns
     for request in ends.keys() - starts.keys():
         starts[request] = _start_from(ends[request], deliveries.get(request))
     found = choose(asked, [(start, start.request in ends) for start in starts.values()])
@@ -84,6 +90,7 @@ def case_from_bus(bus: Bus, asked: str) -> Case | None:
         prompts={one.request: one.prompt_tokens for one in starts.values()},
         matches=matches,
         whole=prior_step is not None or (bool(tiles) and tiles[0][0].step == 1),
+        told=told.get(start.request, {}),
     )
 
 
@@ -189,6 +196,7 @@ def case_from_history(ask: Ask, asked: str) -> Case | None:
         prompts=prompts,
         matches=matches,
         whole=prior_step is not None or (bool(rows) and rows[0][1] == 1),
+        told=dict(ask(_TOLD, key).rows),
     )
 
 
@@ -207,6 +215,8 @@ _TILES = f"""
 SELECT seq, {", ".join(Tile._fields)} FROM iteration
 WHERE run_id = $1 AND generation = $2 AND end_at_ns > $3 AND begin_at_ns < $4 AND seq > $5
 ORDER BY seq LIMIT {PAGE_ROWS}"""
+
+_TOLD = "SELECT cause, ns FROM request_cause WHERE run_id = $1 AND request = $2"
 
 _PRIOR = "SELECT step FROM iteration WHERE run_id = $1 AND generation = $2 AND step = $3"
 

@@ -50,21 +50,26 @@ class Neighbour:
 class Walk:
     """A life divided: `by_tile` [tiles, causes] ns in the order of CAUSES.
 
-    `commits` are the indices of the tiles that committed its tokens, `at_ns` [tiles] where each
-    tile ends for this request. `before` is what passed until the first tile began. `named` holds
-    for each cause who, by request.
+    `commits` are its tokens, each the index of the tile that committed it and its number from 1;
+    `at_ns` [tiles] is where each tile ends for this request. `before` and `after` are what lies
+    outside the tiles. `named` holds for each cause who, by request.
     """
 
     bounds: Bounds
     state: str
     by_tile: Ints
     at_ns: list[int]
-    commits: list[int]
+    commits: list[tuple[int, int]]
     before: dict[str, int]
     after: dict[str, int]
     named: dict[str, dict[int, Neighbour]]
     events: list[Event]
     models: list[Model]
+
+    @property
+    def tokens(self) -> int:
+        """Return how many output tokens the iterations tell of."""
+        return self.commits[-1][1] if self.commits else 0
 
     def totals(self) -> dict[str, int]:
         """Return the ns of each cause that has any, in the order of CAUSES."""
@@ -123,7 +128,7 @@ class _Walker:
         self._rows: list[tuple[int, int, int, int]] = []  # tile, row, length, lost
         self._placeless: list[tuple[int, int]] = []  # tile, length: running, without a row
         self._at_ns: list[int] = []
-        self._commits: list[int] = []
+        self._commits: list[tuple[int, int]] = []
         self._events: list[Event] = []
 
     def take(self, tile: Tile, model: Model) -> None:
@@ -223,7 +228,7 @@ class _Walker:
         reached = tile.start_positions[row] + tile.token_counts[row]
         if reached >= self._known and tile.end_at_ns - tile.commit_ns <= self._limits.cut:
             self._known = reached + 1
-            self._commits.append(len(self._tiles) - 1)
+            self._commits.append((len(self._tiles) - 1, self._known - self._prompt))
 
     def finish(self, delivery: Delivery | None, prompts: Mapping[int, int], *, ended: bool) -> Walk:
         """Divide the rows and put everything together."""

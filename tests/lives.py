@@ -72,15 +72,15 @@ class Published:
 
 
 def delivery_of(end: RequestEnd, **changed: int | None) -> Delivery:
-    """Return the server's side of a life that ended: written a little after its end."""
-    first = None if end.first_token_at_ns is None else end.first_token_at_ns + OUTPUT_NS
+    """Return the server's side of a life that ended: written in one piece, soon after its end."""
+    last = end.released_at_ns + OUTPUT_NS
     delivery = Delivery(
         request=end.request,
         received_at_ns=end.arrived_at_ns - TOKENIZE_NS - TRAVEL_NS,
         tokenized_at_ns=end.arrived_at_ns - TRAVEL_NS - 1,
         submitted_at_ns=end.arrived_at_ns - TRAVEL_NS,
-        first_write_at_ns=first,
-        last_write_at_ns=end.released_at_ns + OUTPUT_NS,
+        first_write_at_ns=last,
+        last_write_at_ns=last,
         stall_ns=0,
         merged_deltas=0,
         bytes=10,
