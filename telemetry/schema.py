@@ -31,6 +31,8 @@ JSON_TYPES: dict[object, str] = {
 RESERVED = frozenset({"where"})
 """Columns that SQL needs in double quotes; a test holds this against DuckDB's own list."""
 
+DIALECT = "https://json-schema.org/draft/2020-12/schema"
+
 PREFIX = (
     Column("run_id", str, Doc("one life of the server")),
     Column("generation", int, Doc("which of its engines, from 1; 0 before the first was ready")),
@@ -175,7 +177,7 @@ def event_schemas() -> dict[str, dict[str, Any]]:
         ("lost", "Records that this reader was too slow for, or away for.", lost),
     ):
         bodies[name] = _closed(text, properties)
-    return bodies
+    return {name: {"$schema": DIALECT, "title": name, **body} for name, body in bodies.items()}
 
 
 def describe() -> dict[str, Any]:

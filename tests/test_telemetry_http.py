@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+from jsonschema import Draft202012Validator
 
 from telemetry.records import KINDS
 from tests import samples
@@ -86,6 +87,24 @@ def test_a_slow_query_leaves_the_stream_alone(tmp_path: Path) -> None:
         asking.join(WAIT_S)
         assert responses[0].status_code == 408
         assert "deadline" in responses[0].json()["error"]["message"]
+
+
+def test_what_the_stream_sends_fits_the_schema_that_is_served() -> None:
+    with running(ring=4) as server:
+        schema = httpx.get(f"{server.url}/telemetry/schema", timeout=WAIT_S, trust_env=False).json()
+        server.publish(samples.run(), samples.start(1), samples.start(2), samples.end(2))
+        with stream(server) as client:
+            client.next()
+            server.iterations(1, 3)
+            client.until(7)
+            first = client.last_id
+        server.iterations(4, 20)
+        with stream(server, last_event_id=first) as again:
+            again.until(24)
+        events = [*client.events, *again.events]
+        assert {event.name for event in events} == {"hello", "iteration", "lost"}
+        for event in events:
+            Draft202012Validator(schema["events"][event.name]).validate(event.body)
 
 
 def test_the_schema_is_served() -> None:
