@@ -27,6 +27,13 @@ class TelemetryConfig:
     history_days: float = setting("days after which history is deleted", 7.0)
     history_bytes_max: int = setting("bytes above which the oldest history is deleted", 10 * 2**30)
     history_segment_s: float = setting("seconds of history that one new segment file holds", 60.0)
+    incidents: bool = setting("record incidents (objectives missed, engine lost) into files", True)
+    incident_s: float = setting("seconds before an incident that its file holds", 300.0)
+    incident_pause_s: float = setting("least seconds between two incidents of a kind", 300.0)
+    incidents_max: int = setting("most recorded files kept; the oldest go", 20)
+    incidents_bytes_max: int = setting("most bytes of recorded files; the oldest go", 2 * 2**30)
+    slo_burn_share: float = setting("share of a minute's requests late that is an incident", 0.5)
+    slo_burn_requests: int = setting("least requests of a minute that are judged by it", 20)
     ring_records: int = setting("records the live ring holds for streams that fall behind", 8192)
     stream_readers_max: int = setting("most open telemetry streams", 64)
     sql_rows_max: int = setting("most rows one SQL answer carries", 10_000)
@@ -40,6 +47,12 @@ def check(config: TelemetryConfig) -> None:
         ("history_days", 0.001, 36_500),
         ("history_bytes_max", 2**20, math.inf),
         ("history_segment_s", 0.05, 86_400),
+        ("incident_s", 1, 86_400),
+        ("incident_pause_s", 1, 86_400),
+        ("incidents_max", 1, 10_000),
+        ("incidents_bytes_max", 2**20, math.inf),
+        ("slo_burn_share", 0.001, 1),
+        ("slo_burn_requests", 1, 100_000),
         ("ring_records", 1, math.inf),
         ("stream_readers_max", 1, math.inf),
         ("sql_rows_max", 1, math.inf),

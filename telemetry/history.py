@@ -143,6 +143,16 @@ class History:
             raise HistoryUnavailable(self._why_not() or "history was closed")
         yield from store.live_rows()
 
+    def open_catalog(self) -> tuple[Path, duckdb.DuckDBPyConnection]:
+        """Return the folder and a new connection to all it holds, for one thread to close soon.
+
+        It reaches no file outside the folder. Raises HistoryUnavailable.
+        """
+        store = self._store
+        if store is None or self._folder is None:
+            raise HistoryUnavailable(self._why_not() or "history was closed")
+        return self._folder, store.cursor()
+
     def close(self, deadline_s: float = 5.0) -> bool:
         """Store what is published, checkpoint, let go of the folder; False when out of time."""
         self.queries.close()

@@ -1,0 +1,97 @@
+"""The flight recorder over HTTP: a range of the record as one file, made and sent.
+
+Owns POST /telemetry/record and GET /telemetry/incidents; server/app.py puts `record_routes` in its
+table. A client says which range and why, never where: the server names the file, in its own folder
+of incidents. Must never make a file on the event loop.
+"""
+
+import asyncio
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import duckdb
+import msgspec
+from starlette.requests import Request
+from starlette.responses import FileResponse, Response
+from starlette.routing import Route
+
+from server.context import context_of
+from server.errors import ApiError, invalid
+from server.telemetry_api import read_body
+from telemetry.database import HistoryUnavailable
+from telemetry.incidents import Note, incident_files
+from telemetry.recorder import RecorderBusy
+from telemetry.segments import Stopped
+from telemetry.spans import BadRange, TimeRange, instant_us, length_us
+
+DETAIL_CHARACTERS_MAX = 500
+FILE_TYPE = "application/vnd.duckdb"
+
+
+class RecordRequest(msgspec.Struct, frozen=True, rename={"since": "from", "until": "to"}):
+    """The body of POST /telemetry/record: `last` such as 5m, or instants; and why."""
+
+    last: str | None = None
+    since: str | None = None
+    until: str | None = None
+    run_id: str | None = None
+    detail: str = ""
+
+
+async def record(request: Request) -> Response:
+    """POST /telemetry/record: copy a range, the newest records included, and send the file."""
+    try:
+        body = msgspec.json.decode(await read_body(request) or b"{}", type=RecordRequest)
+    except msgspec.DecodeError as error:
+        raise invalid("last", f'the body must be such as {{"last": "5m"}}: {error}') from error
+    note = Note(
+        reason="asked",
+        detail=body.detail[:DETAIL_CHARACTERS_MAX],
+        made_unix_us=time.time_ns() // 1000,
+    )
+    recorder = context_of(request).recorder
+    try:
+        path = await asyncio.wrap_future(recorder.record(_range(body), note))
+    except BadRange as error:
+        raise invalid("last", str(error)) from error
+    except RecorderBusy as error:
+        message = "another recording is being made"
+        headers = {"Retry-After": "5"}
+        raise ApiError(503, message, code="recorder_busy", headers=headers) from error
+    except (HistoryUnavailable, Stopped, OSError, duckdb.Error) as error:
+        why = "the disk refused it" if isinstance(error, OSError) else str(error)
+        raise ApiError(503, f"nothing was recorded: {why}", code="record_unavailable") from error
+    return FileResponse(path, media_type=FILE_TYPE, filename=path.name)
+
+
+async def incidents(request: Request) -> Response:
+    """GET /telemetry/incidents: the recorded files of this server's folder, newest first."""
+    status = context_of(request).history.status()
+    listed = await asyncio.to_thread(_listed, status.folder) if status.folder else []
+    return Response(msgspec.json.encode({"data": listed}), media_type="application/json")
+
+
+record_routes = (
+    Route("/telemetry/record", record, methods=["POST"]),
+    Route("/telemetry/incidents", incidents, methods=["GET"]),
+)
+
+
+def _range(body: RecordRequest) -> TimeRange:
+    if body.last and body.since:
+        raise BadRange("last and from exclude each other")
+    return TimeRange(
+        from_unix_us=instant_us(body.since) if body.since else None,
+        to_unix_us=instant_us(body.until) if body.until else None,
+        last_us=length_us(body.last) if body.last else None,
+        run_id=body.run_id,
+    )
+
+
+def _listed(folder: str) -> list[dict[str, object]]:
+    found = []
+    for path in reversed(incident_files(Path(folder))):
+        with suppress(FileNotFoundError):  # its time was over meanwhile
+            found.append({"name": path.name, "bytes": path.stat().st_size})
+    return found
