@@ -10,19 +10,20 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
 import duckdb
 import pytest
 
+from telemetry import database
 from telemetry.bus import Bus
 from telemetry.schema import tables
 from telemetry.segments import Stopped
 from telemetry.store import Store
 from tests import samples
-from tests.histories import ROOT, WAIT_S, ask, kept, read, wait_for
+from tests.histories import ROOT, WAIT_S, ask, kept, wait_for
 
 YESTERDAY_US = (time.time_ns() // 86_400_000_000_000 - 1) * 86_400_000_000
 EVERY_SEQ = " UNION ALL ".join(
@@ -42,24 +43,28 @@ def publish_steps(bus: Bus, first: int, count: int) -> None:
         bus.publish(samples.end(step))
 
 
+def look(folder: Path, sql: str) -> list[tuple[Any, ...]]:
+    """Ask the folder itself, as commands do once no server holds it."""
+    with closing(database.open_read_only(folder)) as connection:
+        return connection.execute(sql).fetchall()
+
+
 def segments(folder: Path) -> list[Path]:
     return sorted((folder / "segments").glob("*.duckdb"))
 
 
 def assert_each_row_once(folder: Path, run_id: str, head: int) -> None:
     """Check that exactly the seqs 1 to `head` of a run are there, or on record as lost."""
-    ((count, distinct, last),) = read(
+    ((count, distinct, last),) = look(
         folder,
         f"SELECT count(*), count(DISTINCT seq), max(seq) FROM ({EVERY_SEQ})"
         f" WHERE run_id = '{run_id}'",
     )
-    ((lost,),) = read(
+    ((lost,),) = look(
         folder,
         f"SELECT coalesce(sum(lost), 0)::BIGINT FROM telemetry_lost WHERE run_id = '{run_id}'",
     )
     assert count == distinct, "a row is doubled"
-    assert isinstance(count, int)
-    assert isinstance(lost, int)
     assert (count + lost, last) == (head, head)
 
 
@@ -122,7 +127,7 @@ def test_rows_move_into_segments_and_each_is_seen_once(tmp_path: Path) -> None:
         assert status.lag_s < WAIT_S
         head = bus.head
     assert_each_row_once(tmp_path, "one", head)
-    assert read(tmp_path, "SELECT count(*), sum(token_count) FROM slice") == [[200, 200]]
+    assert look(tmp_path, "SELECT count(*), sum(token_count) FROM slice") == [(200, 200)]
 
 
 def test_a_segment_stands_alone_and_any_duckdb_reads_it(tmp_path: Path) -> None:
@@ -276,12 +281,11 @@ def test_kill_9_while_it_rotates_and_merges_tears_and_doubles_nothing(tmp_path: 
         one.merge(now_us())
     for run_id, head in flushed.items():
         query = f"SELECT max(seq) FROM ({EVERY_SEQ}) WHERE run_id = '{run_id}'"
-        ((last,),) = read(tmp_path, query)
-        assert isinstance(last, int)
+        ((last,),) = look(tmp_path, query)
         assert last >= head, "what was flushed is there"
         assert_each_row_once(tmp_path, run_id, last)
-    assert read(tmp_path, "FROM telemetry_lost") == []
-    assert read(tmp_path, "SELECT count(*) FROM iteration WHERE len(requests) <> 3") == [[0]]
+    assert look(tmp_path, "FROM telemetry_lost") == []
+    assert look(tmp_path, "SELECT count(*) FROM iteration WHERE len(requests) <> 3") == [(0,)]
 
 
 # ---- damage, and files of others
