@@ -14,12 +14,15 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import duckdb
 import pytest
 
-from telemetry.answer import QueryError
+from telemetry.answer import Caps, QueryError, answer
 from telemetry.bus import Bus
+from telemetry.catalog import Part, attach, columns_of, open_catalog, seal, show
 from telemetry.config import TelemetryConfig
 from telemetry.history import History
+from telemetry.schema import ddl
 from tests import samples
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -93,6 +96,54 @@ def test_a_trap_is_refused_and_leaves_no_trace(history: History, tmp_path: Path,
         assert place not in message
     assert list(tmp_path.iterdir()) == []
     assert history.queries.run("SELECT count(*) FROM run").rows == [[1]]
+
+
+@pytest.fixture(scope="module")
+def sealed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[duckdb.DuckDBPyConnection]:
+    """A catalog as a child has it, over a segment; the kernel does not confine this process."""
+    path = tmp_path_factory.mktemp("segment") / "a.duckdb"
+    with duckdb.connect(path) as segment:
+        for statement in ddl():
+            segment.execute(statement)
+    connection = open_catalog()
+    attach(connection, path, "segment0")
+    columns = columns_of(connection, ["segment0"])["segment0"]
+    show(connection, [Part(alias="segment0", columns=columns)], first=True)
+    seal(connection)
+    yield connection
+    connection.close()
+
+
+OF_SEGMENTS = {
+    "delete from a segment": "WITH d AS (DELETE FROM segment0.run RETURNING *) SELECT * FROM d",
+    "copy over a segment": "WITH c AS (COPY (SELECT 1) TO '{segment}') SELECT 1",
+    "beside a segment": "SELECT * FROM glob('{folder}/*')",
+    "another database": "SELECT * FROM read_duckdb('{folder}/other.duckdb')",
+    "attach in with": "WITH c AS (ATTACH '{folder}/other.duckdb' AS o) SELECT 1",
+    "log to a file": "SELECT * FROM enable_logging(storage = 'file', storage_path = '{folder}/l')",
+    "profile to a file": "SELECT * FROM enable_profiling(format = 'json')",
+    "serialized": (
+        "SELECT * FROM json_execute_serialized_sql(json_serialize_sql("
+        "'SELECT * FROM read_text(''/etc/hostname'')'))"
+    ),
+}
+
+
+@pytest.mark.parametrize("trap", [*REFUSED, *OF_SEGMENTS])
+def test_the_database_alone_refuses_a_trap_too(
+    sealed: duckdb.DuckDBPyConnection, tmp_path: Path, trap: str
+) -> None:
+    rows = sealed.execute("SELECT path FROM duckdb_databases() WHERE database_name = 'segment0'")
+    segment = Path(rows.fetchall()[0][0])
+    before = segment.read_bytes()
+    sql = (REFUSED | OF_SEGMENTS)[trap].format(folder=tmp_path, segment=segment)
+    with sealed.cursor() as cursor, pytest.raises(QueryError) as refused:
+        answer(cursor, sql, (), Caps(rows_max=10, bytes_max=10_000))
+    for place in ("/etc", "/root", "/home", str(tmp_path), str(segment.parent)):
+        assert place not in refused.value.message
+    assert list(tmp_path.iterdir()) == []
+    assert list(segment.parent.iterdir()) == [segment]
+    assert segment.read_bytes() == before
 
 
 def test_the_live_file_still_takes_records_and_checkpoints(history: History) -> None:
