@@ -140,4 +140,5 @@ def with_causes(records: list[Record]) -> list[Record]:
 
 def noisy_file(path: Path, seed: int, **options: object) -> Path:
     """Write a noisy run into a file and return its path."""
-    return write_file(path, placed(noisy_run(seed, **options), f"run-{seed}"))  # type: ignore[arg-type]
+    records = noisy_run(seed, **options)  # type: ignore[arg-type]
+    return write_file(path, placed(records, f"run-{seed}"))
