@@ -154,6 +154,9 @@ def build_context(config: ServerConfig, model: Model) -> Context:
             sources={
                 "iterscope_history_degraded": lambda: float(history.status().degraded),
                 "iterscope_history_bytes": lambda: float(history.status().bytes),
+                "iterscope_history_rows": lambda: float(history.status().rows),
+                "iterscope_history_segments": lambda: float(history.status().segments),
+                "iterscope_history_lag_seconds": lambda: history.status().lag_s,
                 "iterscope_history_lost_total": lambda: float(history.status().lost),
             },
         ),

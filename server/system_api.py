@@ -42,18 +42,25 @@ async def health(request: Request) -> Response:
             "degraded": history.degraded,
             "reason": history.reason,
             "lost": history.lost,
+            "bytes": history.bytes,
+            "segments": history.segments,
         },
     }
     return _with_status(body, 200 if state == "ok" else 503)
 
 
 async def ready(request: Request) -> Response:
-    """Answer GET /ready: 200 when a request sent now would be taken."""
+    """Answer GET /ready: 200 when a request sent now would be taken, with or without history."""
     context = context_of(request)
     state = state_of(context)
     if not context.generations.admitting:
         state = "draining"
-    return _with_status({"status": state}, 200 if state == "ok" else 503)
+    history = context.history.status()
+    body: dict[str, object] = {
+        "status": state,
+        "history": "degraded" if history.degraded else "kept" if history.kept else "off",
+    }
+    return _with_status(body, 200 if state == "ok" else 503)
 
 
 def _with_status(body: dict[str, object], status: int) -> Response:

@@ -171,6 +171,22 @@ METRICS = (
         unit="bytes",
     ),
     MetricSpec(
+        name="iterscope_history_rows",
+        type="gauge",
+        help="Rows of all tables that the history holds.",
+    ),
+    MetricSpec(
+        name="iterscope_history_segments",
+        type="gauge",
+        help="Closed segment files of the history.",
+    ),
+    MetricSpec(
+        name="iterscope_history_lag_seconds",
+        type="gauge",
+        help="Time since the last rotation: the live file alone holds what came since.",
+        unit="s",
+    ),
+    MetricSpec(
         name="iterscope_history_lost_total",
         type="counter",
         help="Records of this run that its history does not hold.",

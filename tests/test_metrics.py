@@ -63,6 +63,9 @@ def test_every_metric_of_the_table_is_there_before_the_first_event() -> None:
     sources = {
         "iterscope_history_degraded": lambda: 0.0,
         "iterscope_history_bytes": lambda: 5.0,
+        "iterscope_history_rows": lambda: 0.0,
+        "iterscope_history_segments": lambda: 0.0,
+        "iterscope_history_lag_seconds": lambda: 0.0,
         "iterscope_history_lost_total": lambda: 0.0,
     }
     metrics = Metrics(bus=bus, model_name="tiny", sources=sources)
