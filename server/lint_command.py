@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 from rich.text import Text
 
-from server.named_flags import add_parameter_flag, pairs_of
+from server.named_flags import add_parameter_flag, pairs_of, readable
 from server.range_flags import add_range_flags, range_of
 from server.source import NoAnswer, Source, add_source_flags, source_of
 from server.terminal import ANSWERED, MISUSE, WRONG, open_console, refuse, show_answer
@@ -119,7 +119,8 @@ def _print(name: str, lints: list[tuple[NamedQuery, Bound]], findings: list[Find
         console.print(Text(query.meaning))
         few = answer.rows[:ROWS_SHOWN]
         more = answer.truncated or len(few) < len(answer.rows)
-        show_answer(msgspec.structs.replace(answer, rows=few, row_count=len(few), truncated=more))
+        shown = msgspec.structs.replace(answer, rows=few, row_count=len(few), truncated=more)
+        show_answer(readable(shown))
         console.print()
     wrong = f"{len(findings)} of {len(lints)} found something wrong"
     console.print(Text(f"{name}: {wrong if findings else f'nothing wrong in {len(lints)} checks'}"))

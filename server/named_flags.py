@@ -1,17 +1,24 @@
 """The flags that choose a named query and its values: `--query NAME`, `-p KEY=VALUE`, `--list`.
 
-Owns their help, their reading and the list that people see; `iterscope sql` and `iterscope lint`
-use them. What a value may be is telemetry/named.py's to say. Asks nothing of any record.
+Owns their help, their reading, the list and the answers that people see; `iterscope sql` and
+`iterscope lint` use them. What a value may be is telemetry/named.py's to say. Asks no record.
 """
 
 import argparse
 from collections.abc import Mapping
+from datetime import datetime, timedelta
 
+import msgspec
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from server.terminal import open_console
+from telemetry.answer import Answer
 from telemetry.named import Bound, ParameterError, catalogue
+
+INSTANT = "_unix_us"
+EPOCH = datetime(1970, 1, 1)
+"""Without a zone: the column's name says that it is UTC."""
 
 
 def add_parameter_flag(parser: argparse.ArgumentParser, what: str) -> None:
@@ -47,6 +54,33 @@ def pairs_of(texts: list[str]) -> dict[str, object]:
             raise ParameterError(name, "is given twice")
         given[name] = value
     return given
+
+
+def readable(answer: Answer) -> Answer:
+    """Return an answer for people: instants of the wall clock as UTC text, not as microseconds."""
+    names = [column["name"] for column in answer.columns]
+    places = [place for place, name in enumerate(names) if name.endswith(INSTANT)]
+    columns = [
+        {"name": name.removesuffix(INSTANT) + "_utc", "type": "VARCHAR"}
+        if place in places
+        else column
+        for place, (name, column) in enumerate(zip(names, answer.columns, strict=True))
+    ]
+    rows = [
+        [_utc(value) if place in places else value for place, value in enumerate(row)]
+        for row in answer.rows
+    ]
+    return msgspec.structs.replace(answer, columns=columns, rows=rows)
+
+
+def _utc(unix_us: int | None) -> str | None:
+    if unix_us is None:
+        return None
+    try:
+        instant = EPOCH + timedelta(microseconds=unix_us)
+    except OverflowError:  # a clock, or a record, that is far off: shown as it is
+        return str(unix_us)
+    return instant.isoformat(sep=" ", timespec="milliseconds")
 
 
 def show_queries() -> None:

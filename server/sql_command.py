@@ -8,7 +8,7 @@ stands for telemetry/named.py's. Must never write.
 import argparse
 import sys
 
-from server.named_flags import add_query_flags, bind_query, pairs_of, show_queries
+from server.named_flags import add_query_flags, bind_query, pairs_of, readable, show_queries
 from server.source import NoAnswer, add_source_flags, source_of
 from server.terminal import ANSWERED, MISUSE, WRONG, refuse, show_answer
 from telemetry.named import Bound, ParameterError
@@ -45,7 +45,7 @@ def run_sql_command(args: argparse.Namespace) -> int:
     elif args.csv:
         sys.stdout.write(answer.csv())
     else:
-        show_answer(answer)
+        show_answer(readable(answer) if args.query else answer)
     if args.csv and answer.truncated:
         refuse(f"only the first {answer.row_count} rows: there are more", ANSWERED)
     return ANSWERED

@@ -212,7 +212,7 @@ def telemetry_gaps() -> list[Record]:
     return [changed(record, 13, lost_before=3) for record in left]
 
 
-def engine_restarts() -> list[Record]:
+def engine_deaths() -> list[Record]:
     first = Simulation(kv_blocks=32)
     first.add("A", 8, 10)
     first.drain()
@@ -325,7 +325,7 @@ SICK: dict[str, Callable[[], list[Record]]] = {
     "graph_misses": graph_misses,
     "slow_host": slow_host,
     "telemetry_gaps": telemetry_gaps,
-    "engine_restarts": engine_restarts,
+    "engine_deaths": engine_deaths,
     "survived_faults": survived_faults,
     "step_model_error": step_model_error,
     "unexplained_time": unexplained_time,

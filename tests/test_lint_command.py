@@ -101,7 +101,7 @@ def test_a_range_limits_what_is_looked_at(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["slow"], "slow: there is no such lint; there are engine_restarts"),
+        (["slow"], "slow: there is no such lint; there are engine_deaths"),
         (["why_waiting"], "why_waiting: there is no such lint"),
         (["-p", "host_share_max"], "host_share_max: is not KEY=VALUE"),
         (["-p", "host_share_max=most"], "host_share_max: must be a number"),
@@ -165,6 +165,18 @@ def test_a_named_query_is_asked_with_its_parameters(
     assert of_file["row_count"] == 3
     assert sql(*named, "--url", server.url) == HEALTHY
     assert json.loads(capsys.readouterr().out)["rows"] == of_file["rows"]
+
+
+def test_people_read_instants_and_programs_numbers(
+    files: dict[str, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    named = ("--query", "throughput", "-p", "points=1", "--file", files["slow"])
+    assert sql(*named) == HEALTHY
+    head, _, row = capsys.readouterr().out.splitlines()[:3]
+    assert head.split()[0] == "at_utc"
+    assert row.startswith("2026-11-30 00:53:20.000")
+    assert sql(*named, "--csv") == HEALTHY
+    assert capsys.readouterr().out.startswith("at_unix_us,")
 
 
 def test_the_list_names_them_all_and_asks_nobody(capsys: pytest.CaptureFixture[str]) -> None:

@@ -62,7 +62,7 @@ def test_a_fault_is_found_by_its_own_lint_and_once(
 def test_a_window_leaves_out_what_lies_outside(history: duckdb.DuckDBPyConnection) -> None:
     """Runs lie a day apart: a window of one run finds that run's fault and no other."""
     place = {name: day for day, name in enumerate(SICK, 1)}
-    for name in ("slow_host", "survived_faults", "engine_restarts", "parts_sum_to_tile"):
+    for name in ("slow_host", "survived_faults", "engine_deaths", "parts_sum_to_tile"):
         begin = FIRST_STARTED_UNIX_US + place[name] * DAY_US
         window = {"from_unix_us": begin, "to_unix_us": begin + DAY_US}
         assert found(history, name, **window)
@@ -89,7 +89,7 @@ def test_a_window_leaves_out_what_lies_outside(history: duckdb.DuckDBPyConnectio
         ("slow_host", {"host_share_max": 0.4}),
         ("slow_host", {"steps_min": 41}),
         ("telemetry_gaps", {"lost_max": 3}),
-        ("engine_restarts", {"restarts_max": 1}),
+        ("engine_deaths", {"deaths_max": 1}),
         ("survived_faults", {"faults_max": 1}),
         ("step_model_error", {"error_max": 0.7}),
         ("unexplained_time", {"share_max": 0.3}),
@@ -113,6 +113,18 @@ def test_every_threshold_of_a_lint_is_tried() -> None:
         if parameter not in WINDOW
     }
     assert tried == own
+
+
+def test_a_death_is_told_before_there_is_another_engine(tmp_path: Path) -> None:
+    died = samples.fault(fault_at_ns=300_000_000)
+    (row,) = on_file(tmp_path, [*plain_run(), died], "engine_deaths")
+    assert (row["generation"], row["restarted"], row["without_steps_s"]) == (1, False, None)
+    assert row["error"] == died.error
+
+
+def test_a_second_engine_tells_of_a_death_that_is_not_on_record(tmp_path: Path) -> None:
+    (row,) = on_file(tmp_path, [*plain_run(), samples.run()], "engine_deaths")
+    assert (row["generation"], row["error"], row["restarted"]) == (1, "not on record", True)
 
 
 # ---- what a live server or an honest hole must not be blamed for
@@ -150,6 +162,12 @@ def test_a_live_request_that_others_overtake_starves_before_it_ends(tmp_path: Pa
     )
     (row,) = on_file(tmp_path, whole[:at], "starvation")
     assert (row["request_id"], row["never_admitted"], row["overtaken_by"]) == ("req-Z", True, 4)
+
+
+def test_a_request_that_failed_needs_no_explanation_to_its_end(tmp_path: Path) -> None:
+    whole = sick_runs.unexplained_time()
+    failed = [replace(r, finish="error") if isinstance(r, RequestEnd) else r for r in whole]
+    assert on_file(tmp_path, failed, "unexplained_time") == []
 
 
 def test_what_the_engine_dropped_excuses_the_requests_of_that_time(tmp_path: Path) -> None:

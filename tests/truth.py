@@ -36,7 +36,7 @@ from tests.sick_runs import DAY_US, FIRST_STARTED_UNIX_US, of
 RUNS: dict[str, Callable[[], list[Record]]] = {
     "healthy": sick_runs.healthy,
     "thrash": sick_runs.preemption_thrash,
-    "restart": sick_runs.engine_restarts,
+    "restart": sick_runs.engine_deaths,
     "faulty": sick_runs.survived_faults,
     "gaps": sick_runs.telemetry_gaps,
     "graphs": sick_runs.graph_misses,

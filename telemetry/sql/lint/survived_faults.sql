@@ -1,19 +1,14 @@
 -- title: Faults that ended no engine
--- meaning: A step raised or a part of the product met what it did not expect; the engine went on.
+-- meaning: A step raised or a part of the product met what it did not expect; serving went on.
 -- unit: faults
 -- chart: table
 -- window: yes
 -- parameter: faults_max integer 0..1000000 = 0; every fault is ours to look at
-WITH fatal AS (
-  SELECT r.run_id, max(f.seq) AS seq
-  FROM run r JOIN fault f ON f.run_id = r.run_id AND f.generation = r.generation - 1
-    AND f.seq < r.seq
-  GROUP BY r.run_id, r.generation
-), fallen AS (
+WITH fallen AS (
   SELECT f.*, w.started_unix_us + f.fault_at_ns // 1000 AS at_unix_us
   FROM fault f JOIN span w ON w.run_id = f.run_id AND f.fault_at_ns >= w.begin_ns
     AND f.fault_at_ns < w.end_ns
-  ANTI JOIN fatal x ON x.run_id = f.run_id AND x.seq = f.seq
+  WHERE f."where" NOT IN ('engine process', 'engine loop', 'engine start')
 ), grouped AS (
   SELECT run_id, "where", error, count(*) AS faults, min(at_unix_us) AS first_at_unix_us,
          max(at_unix_us) AS last_at_unix_us, min(step) AS first_step

@@ -1,6 +1,6 @@
 -- title: Unexplained time
--- meaning: A request has time that no cause accounts for: the record of its span has a hole, or
---   the explanation a fault.
+-- meaning: A request that did not fail has time that no cause accounts for: the record of its span
+--   has a hole, or the explanation a fault.
 -- unit: ms
 -- chart: table
 -- window: yes
@@ -14,5 +14,5 @@ SELECT e.run_id, e.request_id, e.tenant, e.at_unix_us AS ended_at_unix_us,
        round(unexplained_ms, 3) AS unexplained_ms, round(e2e_ms, 3) AS e2e_ms,
        round(unexplained_ms / nullif(e2e_ms, 0), 4) AS share
 FROM holes h JOIN ended e ON e.run_id = h.run_id AND e.request = h.request
-WHERE unexplained_ms >= $ms_min AND unexplained_ms > $share_max * e2e_ms
+WHERE e.finish <> 'error' AND unexplained_ms >= $ms_min AND unexplained_ms > $share_max * e2e_ms
 ORDER BY unexplained_ms DESC, e.run_id, e.request_id
