@@ -6,6 +6,9 @@ printed, exit codes, and that a file or a query cannot harm the terminal's user.
 
 import argparse
 import json
+import os
+import resource
+import signal
 import subprocess
 import sys
 import time
@@ -14,14 +17,18 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from threading import Thread
 
+import duckdb
 import pytest
 
+from server.source import NoAnswer, file_source
 from server.sql_command import add_sql_flags, run_sql_command
 from telemetry import database
 from telemetry.bus import Bus
 from telemetry.config import TelemetryConfig
 from telemetry.history import History
+from telemetry.schema import ddl
 from tests import samples
+from tests.histories import wait_for
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -74,6 +81,113 @@ def test_the_command_says_what_is_wrong(
     (tmp_path / "history.duckdb").write_text("not a database")
     assert command("--history", str(tmp_path), "SELECT 1") == 1
     assert "cannot be read" in capsys.readouterr().err
+
+
+def test_the_command_prints_csv(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sql = "SELECT NULL AS nothing, true AS yes, requests, 'a,b' AS text FROM iteration"
+    assert command("--history", str(folder), "--csv", sql) == 0
+    assert capsys.readouterr().out == 'nothing,yes,requests,text\r\n,true,"[1,2]","a,b"\r\n'
+    assert command("--history", str(folder), "--csv", "SELECT * FROM range(20000)") == 0
+    printed = capsys.readouterr()
+    assert len(printed.out.splitlines()) == 10_001
+    assert "there are more" in printed.err
+
+
+# ---- files
+
+
+@pytest.fixture(scope="module")
+def segment(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A file that holds a record, as segments and incidents do."""
+    path = tmp_path_factory.mktemp("files") / "incident's.duckdb"
+    with duckdb.connect(path) as connection:
+        for statement in ddl():
+            connection.execute(statement)
+        row = ("r", 1, 1, 5, None, "engine", "it broke", "")
+        connection.execute("INSERT INTO fault VALUES (?, ?, ?, ?, ?, ?, ?, ?)", row)
+    return path
+
+
+def test_the_command_reads_a_file(segment: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sql = "SELECT error, (SELECT count(*) FROM slice) AS slices FROM fault"
+    assert command("--file", str(segment), "--csv", sql) == 0
+    assert capsys.readouterr().out == "error,slices\r\nit broke,0\r\n"
+
+
+def test_a_file_that_is_no_record_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, content in (("garbage", b"x" * 10_000), ("empty", b"")):
+        (tmp_path / name).write_bytes(content)
+    with duckdb.connect(tmp_path / "other") as other:
+        other.execute("CREATE TABLE customers AS SELECT 1 AS id")
+    for name, reason in (
+        ("garbage", "cannot be read"),
+        ("empty", "no"),
+        ("other", "not a record"),
+        ("missing", "there is no file"),
+        (".", "there is no file"),
+    ):
+        assert command("--file", str(tmp_path / name), "SELECT 1") == 1, name
+        assert reason in capsys.readouterr().err, name
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "SELECT list_sum(range(500000000))",
+        "SELECT unnest(range(300000000))",
+        "SELECT * FROM read_text('/etc/hostname')",
+        "WITH c AS (COPY (SELECT 1) TO '{file}') SELECT 1",
+        "WITH d AS (DELETE FROM file.fault RETURNING *) SELECT * FROM d",
+        "SELECT 1; DROP TABLE file.fault",
+        "SELECT * FROM read_text('{beside}')",
+    ],
+)
+def test_a_file_is_read_in_the_same_sandbox(
+    segment: Path, sql: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    beside = segment.with_name("beside")
+    beside.write_text("secret")
+    before = segment.read_bytes()
+    used_kb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    assert command("--file", str(segment), sql.format(file=segment, beside=beside)) == 1
+    assert "secret" not in "".join(capsys.readouterr())
+    assert segment.read_bytes() == before
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - used_kb < 64 * 1024
+
+
+def test_a_source_goes_on_after_a_query_that_cost_its_child(segment: Path) -> None:
+    with file_source(segment) as source:
+        for _ in range(2):
+            with pytest.raises(NoAnswer, match="memory"):
+                source.ask("SELECT * FROM range(100000000) ORDER BY random()")
+            assert source.ask("SELECT error FROM fault").rows == [["it broke"]]
+
+
+def test_control_c_ends_a_query_and_leaves_no_child(segment: Path) -> None:
+    program = "import sys; from server.cli import main; sys.exit(main(sys.argv[1:]))"
+    sql = "SELECT count(*) FROM range(1000000000) a, range(1000) b"
+    arguments = [sys.executable, "-c", program, "sql", "--file", str(segment), sql]
+    with subprocess.Popen(arguments, cwd=ROOT, stderr=subprocess.PIPE, text=True) as running:
+        children = Path(f"/proc/{running.pid}/task/{running.pid}/children")
+        wait_for(lambda: busy(children))
+        child = children.read_text().split()[0]
+        running.send_signal(signal.SIGINT)
+        _, error = running.communicate(timeout=15)
+        assert (running.returncode, error) == (130, "")
+    assert not Path(f"/proc/{child}").exists()
+
+
+def busy(children: Path) -> bool:
+    """Tell whether the only child of a process computes."""
+    pids = children.read_text().split()
+    return bool(pids) and Path(f"/proc/{pids[0]}/comm").exists() and cpu_s(pids[0]) > 0.5
+
+
+def cpu_s(pid: str) -> float:
+    ticks = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11]
+    return int(ticks) / os.sysconf("SC_CLK_TCK")
 
 
 class Answering(BaseHTTPRequestHandler):
