@@ -19,7 +19,7 @@ from telemetry.explain_fold import CauseFold
 from telemetry.explain_life import Settled
 from telemetry.records import Delivery, Fault, Record
 
-PERIOD_S = 0.25
+PERIOD_S = 0.5
 RECEIPT_S = 2.0
 """How long an answer waits for its receipt: a step or two, unless the engine is gone."""
 
