@@ -6,22 +6,19 @@ none of them is a key of anything.
 """
 
 import uuid
-from typing import TypeVar
 
-import msgspec
 from starlette.requests import Request
 
 from server.answers import Endpoint
 from server.context import context_of
+from server.decoding import Decoded, decode
 from server.errors import ApiError, engine_down, invalid
-from server.schemas import decode
+from server.keys import TENANT_CHARS_MAX, Caller
+from server.queue import QueueFull
 from telemetry.records import Rejection, RejectionReason
 from telemetry.records import Run as RunRecord
 
 EXTERNAL_ID_CHARS_MAX = 128
-TENANT_CHARS_MAX = 64
-
-Body = TypeVar("Body", bound=msgspec.Struct)
 
 
 class Arrival:
@@ -32,12 +29,18 @@ class Arrival:
         self.endpoint = endpoint
         self.id = ("chatcmpl-" if endpoint == "chat" else "cmpl-") + uuid.uuid4().hex
         self.external_id = _name_in(request, "X-Request-Id", EXTERNAL_ID_CHARS_MAX)
-        self.tenant = _name_in(request, "X-Tenant", TENANT_CHARS_MAX) or "default"
+        caller: Caller | None = request.scope.get("state", {}).get("caller")
+        named = _name_in(request, "X-Tenant", TENANT_CHARS_MAX)
+        # A key that belongs to a tenant speaks for it, whatever the header says.
+        self.tenant = (caller and caller.tenant) or named or "default"
         self.received_at_ns = 0
 
-    async def body(self, request: Request, kind: type[Body]) -> Body:
+    async def body(self, request: Request, kind: type[Decoded]) -> Decoded:
         """Read and decode the body; the request counts as received from here on."""
-        data = await request.body()
+        try:
+            data = await request.body()
+        except QueueFull as full:
+            raise self.refused(full.reason, full.answer()) from None
         self.received_at_ns = self.context.clock.now_ns()
         return decode(data, kind)
 

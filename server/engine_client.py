@@ -8,6 +8,7 @@ never leave a started sequence without its one end on record, whatever happens t
 import asyncio
 import contextlib
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from typing import Literal
@@ -46,6 +47,9 @@ from telemetry.records import (
 )
 
 State = Literal["loading", "ready", "down"]
+Channel = zmq.Socket[bytes]
+Take = Callable[[bytes], None]
+READABLE = int(zmq.POLLIN)
 DRAIN_MESSAGES = 256
 RESTART_S_MAX = 30.0
 
@@ -159,8 +163,8 @@ class EngineClient:
         self._engine = engine
         self._publication = Publication(self._publish)
         loop = asyncio.get_running_loop()
-        for socket in (engine.channels.control, engine.channels.records):
-            loop.add_reader(socket.FD, self._drain)
+        for socket, take in self._channels(engine):
+            loop.add_reader(socket.FD, self._drain, socket, take)
         loop.add_reader(engine.sentinel, self._bury)
 
     def _started(self) -> EngineProcess:
@@ -185,11 +189,11 @@ class EngineClient:
         if engine is None:
             return
         ended = engine.end(0.0)
-        while self._read_some(engine):
-            pass
         loop = asyncio.get_running_loop()
-        for descriptor in (engine.channels.control.FD, engine.channels.records.FD):
-            loop.remove_reader(descriptor)
+        for socket, take in self._channels(engine):
+            while self._read_some(socket, take):
+                pass
+            loop.remove_reader(socket.FD)
         loop.remove_reader(engine.sentinel)
         self._publication.close()
         was_ready, self.state, self._engine = self.state == "ready", "down", None
@@ -305,23 +309,28 @@ class EngineClient:
 
     # ---- news
 
-    def _drain(self) -> None:
-        """Read both channels; ZeroMQ's descriptors tell of edges, so nothing may be left."""
-        if self._engine and self._read_some(self._engine):
-            asyncio.get_running_loop().call_soon(self._drain)
+    def _channels(self, engine: EngineProcess) -> tuple[tuple[Channel, Take], ...]:
+        channels = engine.channels
+        return (channels.control, self._take_news), (channels.records, self._take_record)
 
-    def _read_some(self, engine: EngineProcess) -> bool:
-        """Read a bounded number of messages, control first; True when more may wait."""
+    def _drain(self, socket: Channel, take: Take) -> None:
+        """Read one channel; ZeroMQ's descriptors tell of edges, so nothing may be left."""
+        if not socket.closed and self._read_some(socket, take):
+            asyncio.get_running_loop().call_soon(self._drain, socket, take)
+
+    @staticmethod
+    def _read_some(socket: Channel, take: Take) -> bool:
+        """Read a bounded number of messages; True when more may wait.
+
+        Asks before it reads: a failed read is an exception, which costs more than a message.
+        """
         for _ in range(DRAIN_MESSAGES):
-            if not self._read_control(engine) and not self._read_record(engine):
+            if not socket.getsockopt(zmq.EVENTS) & READABLE:
                 return False
+            take(socket.recv(zmq.DONTWAIT))
         return True
 
-    def _read_control(self, engine: EngineProcess) -> bool:
-        try:
-            message = engine.channels.control.recv(zmq.DONTWAIT)
-        except zmq.Again:
-            return False
+    def _take_news(self, message: bytes) -> None:
         match self._decode_news.decode(message):
             case Report() as report:
                 self._deliver(report.gains)
@@ -332,7 +341,6 @@ class EngineClient:
                 self._ready(ready.run)
             case Failed() as failed:
                 self.failure = failed.error
-        return True
 
     def _deliver(self, gains: Gains) -> None:
         for request, token in zip(gains.requests, gains.tokens, strict=True):
@@ -342,13 +350,8 @@ class EngineClient:
             if sequence := self._live.get(delta.request):
                 sequence.put(delta)
 
-    def _read_record(self, engine: EngineProcess) -> bool:
-        try:
-            payload = engine.channels.records.recv(zmq.DONTWAIT)
-        except zmq.Again:
-            return False
+    def _take_record(self, payload: bytes) -> None:
         self._publication.iteration(self._decode_iteration.decode(payload), payload)
-        return True
 
     def _ready(self, run: Run) -> None:
         self.run = replace(

@@ -17,12 +17,14 @@ from server.answers import Style
 from server.arrival import Arrival
 from server.chat_template import no_template
 from server.context import Context, context_of
+from server.decoding import decode
 from server.engine_client import EngineDown
-from server.errors import ApiError, engine_down, invalid, overloaded
+from server.errors import ApiError, engine_down, invalid
 from server.generation import Job
 from server.queue import QueueFull
 from server.sampling import check_tokens, sampling_of
 from server.schemas import (
+    PROMPT_IDS_MAX,
     ChatMessage,
     ChatRequest,
     CompletionRequest,
@@ -30,7 +32,6 @@ from server.schemas import (
     GenerationRequest,
     TokenizeRequest,
     check,
-    decode,
     max_tokens,
     prompts,
     stops,
@@ -59,8 +60,13 @@ async def completions(request: Request) -> Response:
     body = await arrival.body(request, CompletionRequest)
     context = arrival.context
     _check(context, body)
-    given = prompts(bytes(body.prompt), context.spec.vocab_size)
     most = context.config.sequences_max
+    given = prompts(
+        bytes(body.prompt),
+        context.spec.vocab_size,
+        prompts_max=most,
+        tokens_max=context.spec.model_len,
+    )
     if len(given) * (body.n or 1) > most:
         raise invalid("prompt", f"{len(given)} prompts x n {body.n or 1} exceed {most} sequences")
     run = arrival.run()
@@ -215,9 +221,7 @@ def _generate(
         error = engine_down("the engine is down", retry_after_s=2)
         raise arrival.refused("engine_down", error) from None
     except QueueFull as full:
-        text = "too many requests wait" if full.reason == "queue_full" else "too many tokens wait"
-        error = overloaded(text, retry_after_s=full.retry_after_s)
-        raise arrival.refused(full.reason, error) from None
+        raise arrival.refused(full.reason, full.answer()) from None
     return GenerationResponse(
         context.generations,
         generation,
@@ -282,7 +286,10 @@ async def tokenize(request: Request) -> Response:
 async def detokenize(request: Request) -> Response:
     """Answer POST /detokenize."""
     context = context_of(request)
-    body = decode(await request.body(), DetokenizeRequest)
+    data = await request.body()
+    if data.count(b",") > PROMPT_IDS_MAX:
+        raise invalid("tokens", f"more than {PROMPT_IDS_MAX} token ids")
+    body = decode(data, DetokenizeRequest)
     vocab = context.spec.vocab_size
     if body.tokens and max(body.tokens) >= vocab:
         raise invalid("tokens", f"a token id is outside the vocabulary of {vocab} tokens")

@@ -5,19 +5,22 @@ server/openai_api.py before anything reaches the engine. Unknown fields are igno
 that would change the answer and is not built is refused. Must raise nothing but ApiError.
 """
 
-import re
-from collections.abc import Sequence
-from typing import Annotated, Any, Literal, TypeVar
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
 
 from engine.messages import Priority
+from server.decoding import check_detail, decode_field
 from server.errors import ApiError, invalid, unsupported
 
 STOP_CHARS_MAX = 1000
 STOP_TOKEN_IDS_MAX = 128
 LOGIT_BIASES_MAX = 1024
+PROMPT_IDS_MAX = 2**20
+"""Token ids of all prompts of one body."""
 
 Count = Annotated[int, Meta(ge=0)]
 TokenId = Annotated[int, Meta(ge=0)]
@@ -25,6 +28,11 @@ Text = Annotated[str, Meta(min_length=1, max_length=STOP_CHARS_MAX)]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
 Bias = Annotated[float, Meta(ge=-100, le=100)]
 Alternatives = Annotated[int, Meta(ge=0, le=20)]
+
+
+Unread = msgspec.Raw
+"""A field that is only looked into where it must be: what nobody uses is not worth decoding."""
+NOT_GIVEN = msgspec.Raw()
 
 
 class StreamOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,31 +76,47 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     repetition_penalty: Annotated[float, Meta(gt=0, le=2)] | None = None
     min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
     logit_bias: Annotated[dict[int, Bias], Meta(max_length=LOGIT_BIASES_MAX)] | None = None
-    response_format: Any = None
-    structured_outputs: Any = None
-    guided_json: Any = None
-    guided_regex: Any = None
-    guided_choice: Any = None
-    guided_grammar: Any = None
+    response_format: Unread = NOT_GIVEN
+    structured_outputs: Unread = NOT_GIVEN
+    guided_json: Unread = NOT_GIVEN
+    guided_regex: Unread = NOT_GIVEN
+    guided_choice: Unread = NOT_GIVEN
+    guided_grammar: Unread = NOT_GIVEN
+    json_schema: Unread = NOT_GIVEN
+    regex: Unread = NOT_GIVEN
+    ebnf: Unread = NOT_GIVEN
+    grammar: Unread = NOT_GIVEN
+    bad_words: Unread = NOT_GIVEN
+    allowed_token_ids: Unread = NOT_GIVEN
+    use_beam_search: Unread = NOT_GIVEN
+    length_penalty: Unread = NOT_GIVEN
+    stop_regex: Unread = NOT_GIVEN
+    prompt_logprobs: Unread = NOT_GIVEN
+    prompt_embeds: Unread = NOT_GIVEN
+    truncate_prompt_tokens: Unread = NOT_GIVEN
+    logits_processors: Unread = NOT_GIVEN
+    lora_path: Unread = NOT_GIVEN
+    return_tokens_as_token_ids: Unread = NOT_GIVEN
+    spaces_between_special_tokens: Unread = NOT_GIVEN
     add_special_tokens: bool | None = None
     skip_special_tokens: bool | None = None
     include_stop_str_in_output: bool | None = None
 
 
-class Part(msgspec.Struct, frozen=True, kw_only=True):
+class Part(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One part of a message's content; only text is taken."""
 
     type: str
     text: str | None = None
 
 
-class ChatMessage(msgspec.Struct, frozen=True, kw_only=True):
+class ChatMessage(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One turn. `content` may be null where the assistant only called tools."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | list[Part] | None = None
     name: str | None = None
-    tool_calls: Any = None
+    tool_calls: Unread = NOT_GIVEN
     tool_call_id: str | None = None
 
 
@@ -103,15 +127,19 @@ class ChatRequest(GenerationRequest, frozen=True, kw_only=True):
     max_completion_tokens: Annotated[int, Meta(ge=1)] | None = None
     logprobs: bool | None = None
     top_logprobs: Alternatives | None = None
-    tools: Any = None
-    tool_choice: Any = None
-    functions: Any = None
-    function_call: Any = None
-    modalities: Any = None
-    audio: Any = None
-    web_search_options: Any = None
-    chat_template: Any = None
-    chat_template_kwargs: Any = None
+    tools: Unread = NOT_GIVEN
+    tool_choice: Unread = NOT_GIVEN
+    functions: Unread = NOT_GIVEN
+    function_call: Unread = NOT_GIVEN
+    modalities: Unread = NOT_GIVEN
+    audio: Unread = NOT_GIVEN
+    web_search_options: Unread = NOT_GIVEN
+    chat_template: Unread = NOT_GIVEN
+    chat_template_kwargs: Unread = NOT_GIVEN
+    documents: Unread = NOT_GIVEN
+    echo: Unread = NOT_GIVEN
+    reasoning_effort: Unread = NOT_GIVEN
+    verbosity: Unread = NOT_GIVEN
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
 
@@ -144,87 +172,48 @@ class DetokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):
     tokens: list[TokenId]
 
 
-HARMLESS: tuple[tuple[str, tuple[object, ...]], ...] = (
-    ("response_format", (None, {"type": "text"})),
-    ("structured_outputs", (None,)),
-    ("guided_json", (None,)),
-    ("guided_regex", (None,)),
-    ("guided_choice", (None,)),
-    ("guided_grammar", (None,)),
-    ("add_special_tokens", (None,)),
-    ("skip_special_tokens", (None, True)),
-    ("include_stop_str_in_output", (None, False)),
-    ("tools", (None, [])),
-    ("tool_choice", (None, "none")),
-    ("functions", (None, [])),
-    ("function_call", (None, "none")),
-    ("modalities", (None, ["text"])),
-    ("audio", (None,)),
-    ("web_search_options", (None,)),
-    ("chat_template", (None,)),
-    ("chat_template_kwargs", (None, {})),
-    ("add_generation_prompt", (None, True)),
-    ("continue_final_message", (None, False)),
-    ("best_of", (None, 1)),
-    ("suffix", (None, "")),
+NOTHING: tuple[object, ...] = (None,)
+OFF = (None, False)
+NONE_OF = (None, [])
+HARMLESS: Mapping[str, tuple[object, ...]] = MappingProxyType(
+    {
+        "response_format": (None, {"type": "text"}),
+        **dict.fromkeys(("structured_outputs", "guided_json", "guided_regex"), NOTHING),
+        **dict.fromkeys(("guided_choice", "guided_grammar", "json_schema", "regex"), NOTHING),
+        **dict.fromkeys(("ebnf", "grammar", "stop_regex", "prompt_logprobs"), NOTHING),
+        **dict.fromkeys(("prompt_embeds", "truncate_prompt_tokens", "lora_path"), NOTHING),
+        **dict.fromkeys(("bad_words", "allowed_token_ids", "logits_processors"), NONE_OF),
+        **dict.fromkeys(("use_beam_search", "return_tokens_as_token_ids"), OFF),
+        **dict.fromkeys(("include_stop_str_in_output", "continue_final_message"), OFF),
+        "length_penalty": (None, 1),
+        "spaces_between_special_tokens": (None, True),
+        "add_special_tokens": NOTHING,
+        "skip_special_tokens": (None, True),
+        **dict.fromkeys(("tools", "functions", "documents"), NONE_OF),
+        **dict.fromkeys(("tool_choice", "function_call"), (None, "none")),
+        "modalities": (None, ["text"]),
+        **dict.fromkeys(("audio", "web_search_options", "chat_template"), NOTHING),
+        "chat_template_kwargs": (None, {}),
+        "reasoning_effort": NOTHING,
+        "verbosity": (None, "medium"),
+        "add_generation_prompt": (None, True),
+        "best_of": (None, 1),
+        "suffix": (None, ""),
+    }
 )
 """Fields that are not built yet, with the values that ask for nothing."""
 
-Body = TypeVar("Body", bound=msgspec.Struct)
-
-_PLACE = re.compile(r"^(?P<what>.*?)(?: - at (?:`key` in )?`\$\.?(?P<path>[^`]*)`)?$", re.DOTALL)
-_MISSING = re.compile(r"missing required field `(?P<name>\w+)`")
-_BYTE = re.compile(r"\(byte (?P<byte>\d+)\)")
-_KEY = re.compile(rb'"(?P<name>\w+)"\s*:\s*(?:\{[^{}]*:\s*)?-?\w*$')
-
-
-def decode(data: bytes, kind: type[Body], path: str = "") -> Body:
-    """Return the body as `kind`; ApiError 400 naming the field at fault, in `param`."""
-    try:
-        return msgspec.json.decode(data, type=kind)
-    except msgspec.ValidationError as error:
-        raise _named(str(error), path) from error
-    except msgspec.DecodeError as error:
-        raise _malformed(data, str(error)) from error
-    except RecursionError:
-        raise invalid(None, "the JSON is nested too deeply") from None
-
-
-def _named(message: str, path: str) -> ApiError:
-    found = _PLACE.match(message)
-    assert found is not None
-    what, inner = found["what"], found["path"] or ""
-    missing = _MISSING.search(what)
-    param = (
-        path + inner if inner.startswith("[") or not path else ".".join(filter(None, (path, inner)))
-    )
-    param = param.removesuffix("[...]")  # a value of an object whose keys are the client's
-    if missing:
-        param = ".".join(filter(None, (param, missing["name"])))
-        what = "this field is required"
-    return invalid(param or None, f"{param}: {what}" if param else f"the body: {what}")
-
-
-def _malformed(data: bytes, message: str) -> ApiError:
-    """Name the field before the bad byte: NaN and Infinity are the usual case, and not JSON."""
-    found = _BYTE.search(message)
-    param = None
-    if found:
-        byte = int(found["byte"])
-        key = _KEY.search(data[max(0, byte - 100) : byte + 1])
-        param = key["name"].decode() if key else None
-    return invalid(param, f"the body is not JSON: {message}")
+HARMLESS_BYTES_MAX = 64
 
 
 def check(body: GenerationRequest) -> None:
     """Raise ApiError for what types cannot say: fields not built yet, or that need another."""
-    for name, harmless in HARMLESS:
+    for name, harmless in HARMLESS.items():
         value = getattr(body, name, None)
-        # 0 == False in Python, but logprobs=0 asks for something that false does not.
-        if not any(
-            value == one and isinstance(value, bool) == isinstance(one, bool) for one in harmless
-        ):
+        if value is not None and not _asks_for_nothing(value, harmless):
             raise unsupported(name)
+    if isinstance(body, ChatRequest) and not _asks_for_nothing(body.echo, OFF):
+        raise unsupported("echo")
     if body.stream_options is not None and not body.stream:
         raise invalid("stream_options", "stream_options is only allowed when stream is true")
     if isinstance(body, ChatRequest) and body.top_logprobs and not body.logprobs:
@@ -234,6 +223,19 @@ def check(body: GenerationRequest) -> None:
         raise invalid("max_tokens", "max_tokens 0 is only allowed when echo is true")
     if body.min_tokens and asked is not None and body.min_tokens > asked:
         raise invalid("min_tokens", f"min_tokens {body.min_tokens} is above max_tokens {asked}")
+
+
+def _asks_for_nothing(value: object, harmless: tuple[object, ...]) -> bool:
+    if isinstance(value, msgspec.Raw):
+        if not (raw := bytes(value)):
+            return True
+        if len(raw) > HARMLESS_BYTES_MAX:
+            return False
+        value = msgspec.json.decode(raw)
+    # 0 == False in Python, but a number asks for something that false does not.
+    return any(
+        value == one and isinstance(value, bool) == isinstance(one, bool) for one in harmless
+    )
 
 
 def max_tokens(body: GenerationRequest) -> int | None:
@@ -253,15 +255,16 @@ def stops(body: GenerationRequest) -> tuple[str, ...]:
 Prompts = Sequence[str | list[int]]
 
 
-def prompts(raw: bytes, vocab_size: int) -> Prompts:
+def prompts(raw: bytes, vocab_size: int, *, prompts_max: int, tokens_max: int) -> Prompts:
     """Return the prompts of the field: a string, strings, token ids or arrays of token ids.
 
     An empty string stays in the list (its tokens decide); empty lists are refused, and so are ids
-    outside the vocabulary, fractions, booleans and mixed forms.
+    outside the vocabulary, fractions, booleans and mixed forms. What holds more than prompts_max
+    prompts, or a list of more than tokens_max ids, is refused for its commas alone.
     """
     head = raw.lstrip()[:1]
     if head == b'"':
-        text: str = _decode_prompt(raw, str)
+        text: str = decode_field(raw, str, "prompt")
         return [text]
     if head != b"[":
         raise invalid("prompt", "prompt must be a string, or a list of strings or of token ids")
@@ -269,16 +272,23 @@ def prompts(raw: bytes, vocab_size: int) -> Prompts:
     if first == b"]":
         raise invalid("prompt", "prompt must not be empty")
     if first == b'"':
-        texts: list[str] = _decode_prompt(raw, list[str])
+        # Each string has two quotes of its own; those inside have a backslash before them.
+        if (raw.count(b'"') - raw.count(b'\\"')) // 2 > prompts_max:
+            raise _too_many_prompts(prompts_max)
+        texts: list[str] = decode_field(raw, list[str], "prompt")
         return texts
     nested: list[list[int]]
     if first == b"[":
-        nested = _decode_prompt(raw, list[list[TokenId]])
+        if raw.count(b"[") - 1 > prompts_max:
+            raise _too_many_prompts(prompts_max)
+        _check_ids(raw, tokens_max * prompts_max)
+        nested = decode_field(raw, list[list[TokenId]], "prompt")
         empty = [index for index, ids in enumerate(nested) if not ids]
         if empty:
             raise invalid(f"prompt[{empty[0]}]", "a prompt must hold at least one token")
     else:
-        nested = [_decode_prompt(raw, list[TokenId])]
+        _check_ids(raw, tokens_max)
+        nested = [decode_field(raw, list[TokenId], "prompt")]
     for ids in nested:
         if max(ids) >= vocab_size:
             raise invalid(
@@ -287,13 +297,15 @@ def prompts(raw: bytes, vocab_size: int) -> Prompts:
     return nested
 
 
-def _decode_prompt(raw: bytes, kind: Any) -> Any:
-    try:
-        return msgspec.json.decode(raw, type=kind)
-    except msgspec.ValidationError as error:
-        raise _named(str(error), "prompt") from error
-    except msgspec.DecodeError as error:  # a raw field was not looked into before
-        raise invalid("prompt", f"the body is not JSON: {error}") from error
+def _check_ids(raw: bytes, most: int) -> None:
+    count = raw.count(b",") + 1
+    if count > min(most, PROMPT_IDS_MAX):
+        message = f"prompt has {count} token ids; {min(most, PROMPT_IDS_MAX)} could be served"
+        raise invalid("prompt", message, code="context_length_exceeded")
+
+
+def _too_many_prompts(most: int) -> ApiError:
+    return invalid("prompt", f"prompt holds more than {most} prompts")
 
 
 def template_messages(messages: list[ChatMessage]) -> list[dict[str, Any]]:
@@ -311,11 +323,25 @@ def _template_message(index: int, message: ChatMessage) -> dict[str, Any]:
     # Templates know no `developer`: it is the newer name of the same role.
     role = "system" if message.role == "developer" else message.role
     shown: dict[str, Any] = {"role": role, "content": content or ""}
-    for name in ("name", "tool_calls", "tool_call_id"):
+    for name in ("name", "tool_call_id"):
         value = getattr(message, name)
         if value is not None:
             shown[name] = value
+    calls = _tool_calls(f"messages[{index}].tool_calls", message.tool_calls)
+    if calls is not None:
+        shown["tool_calls"] = calls
     return shown
+
+
+def _tool_calls(place: str, raw: msgspec.Raw) -> list[dict[str, Any]] | None:
+    """Return calls of an earlier turn as the template wants them, checked for what they cost."""
+    if not bytes(raw):
+        return None
+    check_detail(raw, place)
+    found: list[dict[str, Any]] | None = decode_field(
+        bytes(raw), list[dict[str, Any]] | None, place
+    )
+    return found
 
 
 def _part_text(place: str, part: Part) -> str:

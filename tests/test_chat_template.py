@@ -15,8 +15,9 @@ from tokenizers import processors
 
 from engine.spec import read_tokenizer_metadata
 from server.chat_template import ChatTemplate, no_template
+from server.decoding import decode
 from server.errors import ApiError
-from server.schemas import ChatRequest, decode, template_messages
+from server.schemas import ChatRequest, template_messages
 from server.tokenizer import Tokenizer, build_tokenizer
 from tests import tiny
 

@@ -16,9 +16,10 @@ from starlette.types import Message, Receive, Scope, Send
 from engine.messages import SamplingParams
 from server.app import Gate
 from server.config import ServerConfig
+from server.decoding import decode
 from server.errors import ApiError
 from server.sampling import check_tokens, sampling_of
-from server.schemas import ChatRequest, CompletionRequest, check, decode, prompts
+from server.schemas import ChatRequest, CompletionRequest, check, prompts
 
 BAD_FIELDS: tuple[tuple[str, str, str], ...] = (
     *(("temperature", text, "temperature") for text in ("NaN", "Infinity", "-Infinity", "-1")),
@@ -98,7 +99,7 @@ def test_a_bad_chat_field_is_named(field: str, value: str, param: str) -> None:
 @pytest.mark.parametrize(("prompt", "param"), BAD_PROMPTS)
 def test_a_bad_prompt_is_named(prompt: str, param: str) -> None:
     with pytest.raises(ApiError) as caught:
-        prompts(prompt.encode(), vocab_size=320)
+        prompts(prompt.encode(), vocab_size=320, prompts_max=8, tokens_max=100)
     assert (caught.value.status, caught.value.param) == (400, param)
 
 
