@@ -1,11 +1,10 @@
 """The web application: one table of routes, one gate before it, one shape for errors.
 
-Owns the table, the API key, the limit on bodies, the page's security headers and the handlers of
-what goes wrong; server/life.py runs it. Must never compress (a token would wait for its block) and
-never let an exception's text out: clients get a sentence, the log gets the trace.
+Owns the table, the page's security headers and the handlers of what goes wrong; the gate is in
+server/gate.py, and server/life.py runs it. Must never compress (a token would wait for its block)
+and never let an exception's text out: clients get a sentence, the log gets the trace.
 """
 
-import hmac
 from pathlib import Path
 
 from starlette.applications import Starlette
@@ -15,16 +14,16 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import Scope
 
-from server import openai_api, requests_api, system_api
-from server.config import ServerConfig
+from server import openai_api, requests_api, session_api, system_api
 from server.context import Context
 from server.errors import ApiError
+from server.gate import Gate, error_response
 from server.queries_api import queries_routes
+from server.queue import QueueFull
 from server.telemetry_api import telemetry_routes
 
-OPEN_PATHS = frozenset({"/health", "/ready"})
 DASHBOARD = Path(__file__).parent.parent / "dashboard"
 PAGE_HEADERS = {
     "content-security-policy": (
@@ -47,63 +46,14 @@ class Page(StaticFiles):
         return response
 
 
-class Gate:
-    """Checks the API key and the size of the body before anything else looks at a request."""
-
-    def __init__(self, app: ASGIApp, config: ServerConfig) -> None:
-        self._app = app
-        self._key = config.api_key.encode() if config.api_key else None
-        self._bytes_max = config.body_bytes_max
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on, or answer 401 or 413 without reading it."""
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        headers = dict(scope["headers"])
-        length = headers.get(b"content-length", b"0")
-        if self._key and scope["path"] not in OPEN_PATHS and not self._holds_key(headers):
-            error = ApiError(401, "the API key is missing or wrong", code="invalid_api_key")
-            await error_response(error)(scope, receive, send)
-        elif not length.isdigit() or int(length) > self._bytes_max:
-            await error_response(self._too_large())(scope, receive, send)
-        else:
-            await self._app(scope, self._counted(receive), send)
-
-    def _holds_key(self, headers: dict[bytes, bytes]) -> bool:
-        assert self._key is not None
-        scheme, _, key = headers.get(b"authorization", b"").partition(b" ")
-        return hmac.compare_digest(key.strip(), self._key) and scheme.lower() == b"bearer"
-
-    def _too_large(self) -> ApiError:
-        message = f"the body is larger than {self._bytes_max} bytes"
-        return ApiError(413, message, code="body_too_large", headers={"Connection": "close"})
-
-    def _counted(self, receive: Receive) -> Receive:
-        """Return `receive` with a count: a body without a stated length may be endless."""
-        seen = 0
-
-        async def counted() -> Message:
-            nonlocal seen
-            message = await receive()
-            seen += len(message.get("body", b""))
-            if seen > self._bytes_max:
-                raise self._too_large()
-            return message
-
-        return counted
-
-
-def error_response(error: ApiError) -> Response:
-    """Return the response of an error."""
-    return Response(
-        error.body(), error.status, media_type="application/json", headers=dict(error.headers)
-    )
-
-
 async def _api_error(_: Request, error: Exception) -> Response:
     assert isinstance(error, ApiError)
     return error_response(error)
+
+
+async def _queue_full(_: Request, error: Exception) -> Response:
+    assert isinstance(error, QueueFull)
+    return error_response(error.answer())
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
@@ -134,14 +84,16 @@ def build_app(context: Context) -> Starlette:
             *openai_api.ROUTES,
             *requests_api.ROUTES,
             *system_api.ROUTES,
+            *session_api.ROUTES,
             *telemetry_routes,
             *queries_routes,
             Mount("/dashboard", Page(directory=DASHBOARD, html=True)),
             Route("/", _root, methods=["GET"]),
         ],
-        middleware=[Middleware(Gate, config=context.config)],
+        middleware=[Middleware(Gate, checks=context.checks)],
         exception_handlers={
             ApiError: _api_error,
+            QueueFull: _queue_full,
             HTTPException: _http_error,
             ClientDisconnect: _left,
             Exception: _broken,

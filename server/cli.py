@@ -74,14 +74,20 @@ def _serve(flags: argparse.Namespace) -> int:
     import uvloop  # noqa: PLC0415
 
     from server.demo import DemoError  # noqa: PLC0415
-    from server.life import StartError, listen, load_model, serve  # noqa: PLC0415
+    from server.keys import read_keys  # noqa: PLC0415
+    from server.life import StartError, listen, load_model, serve, stoppable  # noqa: PLC0415
 
     config = from_flags(flags)
     quiet_threads()
     configure(config.log_level)
     try:
-        with listen(config) as listening, asyncio.Runner(loop_factory=uvloop.new_event_loop) as run:
-            run.run(serve(config, load_model(config), listening))
+        with (
+            stoppable(),
+            listen(config) as listening,
+            asyncio.Runner(loop_factory=uvloop.new_event_loop) as run,
+        ):
+            keys = read_keys(config)
+            run.run(serve(config, load_model(config), listening, keys))
     except (StartError, DemoError) as error:
         return _refuse(str(error))
     return 0

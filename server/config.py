@@ -7,6 +7,7 @@ engine processes inherit what `quiet_threads` has set. Must never open, create o
 
 import argparse
 import os
+import re
 import types
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
@@ -17,6 +18,7 @@ from engine.config import ConfigError, EngineConfig, flag_name, setting
 from telemetry.config import TelemetryConfig, TelemetryConfigError
 from telemetry.config import check as check_telemetry
 
+ORIGIN = re.compile(r"https?://[a-z0-9.\-]+(:\d+)?|https?://\[[0-9a-f:]+\](:\d+)?")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
 QUIET: Mapping[str, str] = types.MappingProxyType(
@@ -39,7 +41,14 @@ class ServerConfig:
     served_model_name: str | None = setting(
         "name clients ask for; the model's own by default", None
     )
-    api_key: str | None = setting("key that every request must carry (or ITERSCOPE_API_KEY)", None)
+    api_key: tuple[str, ...] = setting(
+        "key that requests must carry; may be given again (or ITERSCOPE_API_KEY)", ()
+    )
+    api_keys_file: str | None = setting("TOML file of keys, each with a name and a tenant", None)
+    allowed_hosts: str = setting("more names clients may call this server by, comma separated", "")
+    allowed_origins: str = setting(
+        "origins whose pages may use the API, comma separated; * for any", ""
+    )
     replica: str = setting("name of this server among its replicas", "iterscope")
     show_prompts: bool = setting("let the page and the logs show prompt text", False)
     log_level: str = setting("least severe log line to print", "info", LOG_LEVELS)
@@ -47,6 +56,16 @@ class ServerConfig:
     sequences_max: int = setting("most sequences (prompts x n) of one HTTP request", 512)
     max_queue_requests: int = setting("most sequences waiting beyond the free slots", 1024)
     max_queue_tokens: int = setting("most prompt tokens waiting", 4 * 2**20)
+    max_tenant_requests: int | None = setting("most sequences of one tenant waiting", None)
+    max_tenant_tokens: int | None = setting("most prompt tokens of one tenant waiting", None)
+    max_inflight_bytes: int = setting("most bytes of request bodies held at once", 256 * 2**20)
+    max_connections: int = setting("most connections open at once", 4096)
+    max_connections_per_address: int = setting("most of them from one address", 1024)
+    keep_alive_s: float = setting("seconds a connection may stay open between requests", 30.0)
+    header_bytes_max: int = setting("most bytes of a request's head", 32 * 1024)
+    header_deadline_s: float = setting("seconds a request's head may take to arrive", 10.0)
+    body_deadline_s: float = setting("seconds a body may take, and pause, without its rate", 20.0)
+    body_bytes_per_s_min: int = setting("bytes of a body that earn it one second more", 8192)
     queue_deadline_s: float | None = setting("seconds a request may wait to be admitted", None)
     client_stall_s: float = setting("seconds a client may read nothing before it is cut", 30.0)
     engine_stall_s: float = setting("seconds without a step, with work, until health fails", 30.0)
@@ -94,11 +113,13 @@ def _add_flag(
         (kind,) = (part for part in get_args(hint) if part is not type(None))
     shown = default_history() if name == "history" else default
     help_text = metadata["help"].replace("%", "%%")
-    if shown is not None:
+    if shown not in (None, "", ()):
         help_text += f" (default: {shown})"
     options: dict[str, Any] = {"dest": name, "help": help_text, "default": argparse.SUPPRESS}
     if kind is bool:
         options["action"] = argparse.BooleanOptionalAction
+    elif get_origin(kind) is tuple:
+        options["action"] = "append"
     else:
         options["type"] = kind
         options["choices"] = metadata["choices"] or None
@@ -110,10 +131,12 @@ def from_flags(flags: argparse.Namespace) -> ServerConfig:
     given = vars(flags)
 
     def of(kind: type) -> dict[str, Any]:
-        return {item.name: given[item.name] for item in fields(kind) if item.name in given}
+        found = {item.name: given[item.name] for item in fields(kind) if item.name in given}
+        return {name: tuple(v) if isinstance(v, list) else v for name, v in found.items()}
 
     telemetry = {"history": str(default_history())} | of(TelemetryConfig)
-    server = {"api_key": default_api_key()} | of(ServerConfig)
+    key = default_api_key()
+    server = {"api_key": (key,) if key else ()} | of(ServerConfig)
     config = ServerConfig(
         engine=EngineConfig(**of(EngineConfig)), telemetry=TelemetryConfig(**telemetry), **server
     )
@@ -129,6 +152,16 @@ def check(config: ServerConfig) -> None:
         ("sequences_max", 1, 100_000),
         ("max_queue_requests", 0, 1_000_000),
         ("max_queue_tokens", 1, 2**40),
+        ("max_tenant_requests", 1, 1_000_000),
+        ("max_tenant_tokens", 1, 2**40),
+        ("max_inflight_bytes", 1024, 2**50),
+        ("max_connections", 1, 1_000_000),
+        ("max_connections_per_address", 1, 1_000_000),
+        ("keep_alive_s", 0, 86_400),
+        ("header_bytes_max", 512, 2**24),
+        ("header_deadline_s", 0.1, 86_400),
+        ("body_deadline_s", 0.1, 86_400),
+        ("body_bytes_per_s_min", 1, 2**40),
         ("queue_deadline_s", 0.01, 86_400),
         ("client_stall_s", 0.1, 86_400),
         ("engine_stall_s", 0.1, 86_400),
@@ -139,10 +172,13 @@ def check(config: ServerConfig) -> None:
             raise ConfigError(f"{flag_name(name)} must lie within {low} and {high}, not {value}")
     if config.log_level not in LOG_LEVELS:
         raise ConfigError(f"--log-level must be one of {', '.join(LOG_LEVELS)}")
-    if config.api_key == "":
+    if "" in config.api_key:
         raise ConfigError("--api-key is empty: leave it out to serve without a key")
-    if config.api_key is not None and not config.api_key.isascii():
+    if not all(key.isascii() and key.isprintable() and " " not in key for key in config.api_key):
         raise ConfigError("--api-key must be ASCII: HTTP headers carry nothing else safely")
+    for origin in listed(config.allowed_origins):
+        if origin != "*" and not ORIGIN.fullmatch(origin):
+            raise ConfigError(f"--allowed-origins: {origin} is not like https://example.org:8443")
     try:
         check_telemetry(config.telemetry)
     except TelemetryConfigError as error:
@@ -151,7 +187,7 @@ def check(config: ServerConfig) -> None:
 
 def shown(config: ServerConfig) -> dict[str, Any]:
     """Return every setting by its field's name, for people to read; the key itself is hidden."""
-    hidden = replace(config, api_key="(set)" if config.api_key else None)
+    hidden = replace(config, api_key=("(set)",) if config.api_key else ())
     parts: tuple[Any, ...] = (hidden, config.engine, config.telemetry)
     return {
         item.name: getattr(part, item.name)
@@ -164,6 +200,11 @@ def shown(config: ServerConfig) -> dict[str, Any]:
 def default_api_key() -> str | None:
     """Return the key that the environment gives, which shows in no list of processes."""
     return os.environ.get("ITERSCOPE_API_KEY") or None
+
+
+def listed(names: str) -> tuple[str, ...]:
+    """Return the parts of a comma separated setting."""
+    return tuple(part.strip() for part in names.split(",") if part.strip())
 
 
 def cache_folder() -> Path:

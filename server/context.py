@@ -14,6 +14,7 @@ from server.clock import Clock
 from server.config import ServerConfig
 from server.engine_client import EngineClient
 from server.explainer import Explainer
+from server.gate import Checks
 from server.generation import Generations
 from server.tokenizer import Tokenizer
 from telemetry.bus import Bus
@@ -41,6 +42,7 @@ class Context:
     template: ChatTemplate | None
     template_fault: str
     generations: Generations
+    checks: Checks
     model_names: tuple[str, ...]
 
     @property

@@ -34,7 +34,7 @@ from server.clock import Clock
 from server.engine_process import EngineProcess
 from server.lost import lost_end, refusal, witnesses
 from server.publication import Publication
-from server.queue import Queue
+from server.queue import Asked, Queue, Waiting
 from server.sequence import Sequence, Submission
 from telemetry.bus import Bus
 from telemetry.records import (
@@ -240,11 +240,14 @@ class EngineClient:
 
     # ---- requests
 
-    def check_queue(self, *, sequences: int, tokens: int) -> None:
+    def check_queue(self, *, sequences: int, tokens: int, tenant: str) -> None:
         """Raise QueueFull unless so many sequences with so many prompt tokens may join."""
-        slots = self.run.seqs_max - self._running if self.run else 0
-        now = self._clock.now_ns()
-        self.queue.check(sequences=sequences, tokens=tokens, slots_free=slots, now_ns=now)
+        slots = self.run.seqs_max if self.run else 0
+        self.queue.check(
+            Asked(sequences=sequences, tokens=tokens, tenant=tenant),
+            slots=slots,
+            slots_free=slots - self._running,
+        )
 
     def submit(self, submission: Submission) -> Sequence:
         """Hand a sequence to the engine; EngineDown when there is none to take it."""
@@ -256,7 +259,10 @@ class EngineClient:
         self._next_request += 1
         sequence = Sequence(number, submission)
         self._live[number] = sequence
-        self.queue.joined(number, len(submission.prompt))
+        self.queue.joined(
+            number,
+            Waiting(submission.tenant, len(submission.prompt), submission.max_tokens),
+        )
         self._command(
             Submit(
                 request=number,
@@ -370,12 +376,11 @@ class EngineClient:
         if isinstance(record, Iteration):
             self.last_step_at_ns = record.end_at_ns
             self._running = record.running
-            for request in record.admitted:
-                self.queue.left(request, record.end_at_ns)
+            self.queue.stepped(record)
         elif isinstance(record, RequestEnd):
             if sequence := self._live.pop(record.request, None):
                 sequence.ended.set()
-            self.queue.left(record.request, record.released_at_ns)
+            self.queue.ended(record.request, record.output_tokens)
         self._bus.publish(record, payload)
 
     def _fault(self, error: str) -> None:

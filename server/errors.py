@@ -6,6 +6,7 @@ of a prompt, a traceback, or a number that JSON cannot hold.
 """
 
 import http
+import math
 from collections.abc import Mapping
 from types import MappingProxyType
 
@@ -38,6 +39,8 @@ class ApiError(Exception):
         """Return OpenAI's name of the kind of error."""
         if self.status == http.HTTPStatus.UNAUTHORIZED:
             return "authentication_error"
+        if self.status == http.HTTPStatus.FORBIDDEN:
+            return "permission_error"
         if self.status == http.HTTPStatus.NOT_FOUND:
             return "not_found_error"
         if self.status == http.HTTPStatus.TOO_MANY_REQUESTS:
@@ -71,13 +74,19 @@ def engine_down(message: str, *, retry_after_s: int) -> ApiError:
     return ApiError(503, message, code="engine_unavailable", headers=headers)
 
 
-def overloaded(message: str, *, retry_after_s: int) -> ApiError:
-    """Return a 429 that says when the queue should have drained."""
-    headers = {"Retry-After": str(retry_after_s)}
-    return ApiError(429, message, code="queue_full", headers=headers)
+def overloaded(message: str, *, code: str, retry_after_s: float) -> ApiError:
+    """Return a 429 that says when there should be room again."""
+    return ApiError(429, message, code=code, headers=_retry(retry_after_s))
 
 
-def overdue(message: str, *, retry_after_s: int) -> ApiError:
+def overdue(message: str, *, retry_after_s: float) -> ApiError:
     """Return a 503 for a request that waited longer than the operator lets anybody wait."""
-    headers = {"Retry-After": str(retry_after_s)}
-    return ApiError(503, message, code="queue_deadline", headers=headers)
+    return ApiError(503, message, code="queue_deadline", headers=_retry(retry_after_s))
+
+
+def _retry(after_s: float) -> Mapping[str, str]:
+    """Return the headers that say when: in whole seconds, and as OpenAI's clients prefer it."""
+    return {
+        "Retry-After": str(max(1, math.ceil(after_s))),
+        "retry-after-ms": str(max(1, math.ceil(after_s * 1000))),
+    }

@@ -106,7 +106,9 @@ class Generation:
         """
         job = self.job
         self._parts.engine.check_queue(
-            sequences=len(job.prompts) * job.n, tokens=sum(map(len, job.prompts)) * job.n
+            sequences=len(job.prompts) * job.n,
+            tokens=sum(map(len, job.prompts)) * job.n,
+            tenant=job.tenant,
         )
         self._submitted_at_ns = self._parts.clock.now_ns()
         silent = frozenset(job.sampling.stop_token_ids)
@@ -309,7 +311,7 @@ class Generations:
         """Cancel a request of which a sequence still waits for its admission."""
         queue = self.parts.engine.queue
         if any(queue.holds(choice.sequence.request) for choice in generation.choices):
-            retry_after_s = queue.retry_after_s(self.parts.clock.now_ns())
+            retry_after_s = queue.retry_after_s(len(generation.choices))
             message = f"it waited {self.parts.queue_deadline_s:g} s to be admitted"
             generation.cancel("deadline", overdue(message, retry_after_s=retry_after_s))
 

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
+from typing import NoReturn, cast
 
 import jinja2
 import uvicorn
@@ -23,17 +24,23 @@ import uvicorn
 from engine.messages import Progress
 from engine.spec import ModelSpec, TokenizerMetadata, read_spec, read_tokenizer_metadata
 from server.app import build_app
+from server.bodies import Bodies
 from server.chat_template import ChatTemplate
 from server.clock import Clock
 from server.config import ServerConfig, shown
+from server.connections import Connections, enough_descriptors, limits_of
 from server.context import Context
 from server.demo import fetch_demo_model
 from server.engine_client import EngineClient, EngineFailed, Identity
 from server.errors import engine_down
 from server.explainer import Explainer
+from server.gate import Checks
 from server.generation import Generations, Parts
+from server.keys import KEY_CHARS_ADVISED, KeyRing
 from server.log import facts
-from server.queue import Queue
+from server.origins import is_loopback, origins_of
+from server.queue import Queue, QueueLimits
+from server.sessions import Sessions
 from server.tokenizer import Tokenizer, build_tokenizer
 from telemetry.bus import Bus
 from telemetry.history import History
@@ -43,6 +50,7 @@ from telemetry.records import CancelCause
 PROGRESS_S = 0.2
 SEND_BUFFER_BYTES = 128 * 1024
 ENGINE_S = 5.0
+KEEPALIVE_S = 30
 CUT_S = 2.0
 """How long ended streams get to write their last event."""
 
@@ -82,6 +90,10 @@ def listen(config: ServerConfig) -> socket.socket:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
         cut_ms = int(4000 * config.client_stall_s)
         listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, cut_ms)
+        # A client whose machine is gone says nothing more: ask, while we only wait for it.
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEPALIVE_S)
+        listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, KEEPALIVE_S)
         listening.bind((config.host, config.port))
         listening.listen()  # at once: two sockets may be bound to a port, but only one listens
     except OSError as error:
@@ -117,9 +129,16 @@ def _template(metadata: TokenizerMetadata) -> tuple[ChatTemplate | None, str]:
         return None, f"line {error.lineno}: {error.message}"
 
 
-def build_context(config: ServerConfig, model: Model) -> Context:
+def build_context(config: ServerConfig, model: Model, keys: KeyRing | None) -> Context:
     """Return the parts of a server, put together and not started. Needs a running event loop."""
     clock = Clock.start()
+    limits = QueueLimits(
+        requests_max=config.max_queue_requests,
+        tokens_max=config.max_queue_tokens,
+        tenant_requests_max=config.max_tenant_requests,
+        tenant_tokens_max=config.max_tenant_tokens,
+    )
+    queue = Queue(limits, clock.now_ns)
     run_id = time.strftime("%Y%m%dT%H%M%S", time.gmtime()) + "-" + secrets.token_hex(3)
     bus = Bus(run_id=run_id, capacity=config.telemetry.ring_records)
     engine = EngineClient(
@@ -128,7 +147,10 @@ def build_context(config: ServerConfig, model: Model) -> Context:
         bus=bus,
         clock=clock,
         spec=model.spec,
-        queue=Queue(requests_max=config.max_queue_requests, tokens_max=config.max_queue_tokens),
+        queue=queue,
+    )
+    bodies = Bodies(
+        each_max=config.body_bytes_max, all_max=config.max_inflight_bytes, queue=queue
     )
     template, template_fault = _template(model.metadata)
     history = History(bus=bus, config=config.telemetry)
@@ -167,6 +189,9 @@ def build_context(config: ServerConfig, model: Model) -> Context:
         template=template,
         template_fault=template_fault,
         generations=Generations(parts),
+        checks=Checks(
+            keys=keys, sessions=Sessions(time.monotonic), origins=origins_of(config), bodies=bodies
+        ),
         model_names=model.names,
     )
 
@@ -174,21 +199,29 @@ def build_context(config: ServerConfig, model: Model) -> Context:
 class Life:
     """One server from start to end, on one event loop."""
 
-    def __init__(self, config: ServerConfig, model: Model, listening: socket.socket) -> None:
+    def __init__(
+        self,
+        config: ServerConfig,
+        model: Model,
+        listening: socket.socket,
+        keys: KeyRing | None,
+    ) -> None:
         self._config = config
         self._listening = listening
         self._log = logging.getLogger("iterscope")
-        self._context = build_context(config, model)
+        self._context = build_context(config, model, keys)
+        self._connections = Connections(limits_of(config))
         self._web = Web(
             uvicorn.Config(
                 build_app(self._context),
-                http="httptools",
+                http=cast("type[asyncio.Protocol]", self._connections.protocol),
                 ws="none",
                 lifespan="off",
                 log_config=None,
                 access_log=False,
                 server_header=False,
-                timeout_graceful_shutdown=int(CUT_S),
+                timeout_keep_alive=cast("int", config.keep_alive_s),
+                timeout_graceful_shutdown=int(2 * CUT_S),
             )
         )
         self._signals = 0
@@ -201,6 +234,7 @@ class Life:
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._on_signal)
         web = asyncio.create_task(self._web.serve(sockets=[self._listening]))
+        sweeping = asyncio.create_task(self._connections.watch())
         context.history.start()
         context.metrics.start()
         context.explainer.start()
@@ -217,6 +251,7 @@ class Life:
             await self._drain()
         finally:
             await self._end(web)
+            sweeping.cancel()
 
     def url(self) -> str:
         """Return where the server listens."""
@@ -230,6 +265,7 @@ class Life:
         context = self._context
         self._log.info("Iterscope %s, listening on %s", version("iterscope"), self.url())
         self._log.info("settings: %s", facts(shown(self._config)))
+        self._warn()
         if context.template is None:
             self._log.warning("no chat template (%s): completions only", context.template_fault)
         settled = asyncio.create_task(context.engine.wait_settled())
@@ -253,6 +289,18 @@ class Life:
             "ready in %.1f s: %s", context.clock.now_ns() / 1e9, f"{self.url()}/dashboard/"
         )
         await asyncio.Event().wait()
+
+    def _warn(self) -> None:
+        """Say what an operator should know of how open this server is."""
+        config = self._config
+        if self._context.checks.keys is None and not is_loopback(config.host):
+            self._log.warning("no --api-key: whoever reaches %s may use this server", self.url())
+        if any(len(key) < KEY_CHARS_ADVISED for key in config.api_key):
+            self._log.warning("an --api-key is shorter than %d characters", KEY_CHARS_ADVISED)
+        if config.show_prompts:
+            self._log.warning("--show-prompts: prompts and answers go into this log")
+        if fewer := enough_descriptors(config.max_connections):
+            self._log.warning("this process may open %d files: fewer connections than asked", fewer)
 
     # ---- stop
 
@@ -293,9 +341,13 @@ class Life:
     async def _end(self, web: "asyncio.Task[None]") -> None:
         context = self._context
         context.generations.admitting = False
+        self._connections.cut_unfinished()
         # The method and not the flag: the library of the telemetry stream hooks into it, and
         # would otherwise keep its streams open until uvicorn loses patience.
         self._web.handle_exit(signal.SIGTERM, None)
+        await asyncio.wait((web,), timeout=CUT_S)
+        # Who still reads nothing is cut: uvicorn would cancel its task, and print a trace of it.
+        self._connections.abort()
         await asyncio.wait((web,), timeout=2 * CUT_S)
         # An engine that still loads reads no command: it is not waited for.
         await context.engine.stop(ENGINE_S if context.engine.state == "ready" else 0.0)
@@ -307,6 +359,24 @@ class Life:
         self._log.info("stopped")
 
 
-async def serve(config: ServerConfig, model: Model, listening: socket.socket) -> None:
+async def serve(
+    config: ServerConfig, model: Model, listening: socket.socket, keys: KeyRing | None
+) -> None:
     """Run one server until it is told to stop; raises StartError."""
-    await Life(config, model, listening).run()
+    await Life(config, model, listening, keys).run()
+
+
+@contextlib.contextmanager
+def stoppable() -> Iterator[None]:
+    """Let a signal end the program with code 0 until a server has its own way to stop."""
+
+    def stop(*_: object) -> NoReturn:
+        raise SystemExit(0)
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, stop)
+    try:
+        yield
+    finally:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_IGN)

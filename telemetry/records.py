@@ -40,7 +40,13 @@ Finish = Literal["stop", "length", "cancelled", "error"]
 CancelCause = Literal["client", "api", "deadline", "stall", "drain", "shutdown"]
 PreemptionCause = Literal["kv", "policy"]
 RejectionReason = Literal[
-    "queue_full", "queue_tokens", "infeasible", "tenant_limit", "draining", "engine_down"
+    "queue_full",
+    "queue_tokens",
+    "queue_bytes",
+    "infeasible",
+    "tenant_limit",
+    "draining",
+    "engine_down",
 ]
 Rule = Literal["fitted", "counted"]
 Cause = Literal[

@@ -50,7 +50,9 @@ def raw_request(server: Server, body: dict[str, Any]) -> socket.socket:
     """Send a request over a bare socket, which a test can then break as it likes."""
     text = json.dumps(body).encode()
     made = socket.create_connection(("127.0.0.1", httpx.URL(server.url).port or 0), timeout=20)
-    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(text)
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: %d\r\n\r\n" % len(
+        text
+    )
     made.sendall(head + text)
     return made
 

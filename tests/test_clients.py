@@ -100,7 +100,7 @@ def test_a_client_that_reads_nothing_is_cut(server: Server) -> None:
         made.connect(("127.0.0.1", httpx.URL(server.url).port or 0))
         body = LONG | {"stream": True, "n": 12}
         text = json.dumps(body).encode()
-        head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n"
+        head = b"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: %d\r\n\r\n"
         made.sendall(head % len(text) + text)
         server.wait(lambda: "cause=stall" in server.log)
         server.wait_idle()

@@ -236,7 +236,7 @@ def test_clients_that_reset_before_the_body_leak_nothing() -> None:
         for _ in range(100):
             with socket.create_connection(("127.0.0.1", server.port)) as client:
                 client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-                client.sendall(b"GET /telemetry/stream HTTP/1.1\r\nHost: x\r\n\r\n")
+                client.sendall(b"GET /telemetry/stream HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
         wait_for(lambda: server.readers() == 0)
         with stream(server) as client:
             assert client.next().name == "hello"
@@ -265,7 +265,7 @@ def test_a_client_that_never_reads_is_dropped_and_others_go_on(
         with socket.socket() as idle:
             idle.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             idle.connect(("127.0.0.1", server.port))
-            idle.sendall(b"GET /telemetry/stream?hz=60 HTTP/1.1\r\nHost: x\r\n\r\n")
+            idle.sendall(b"GET /telemetry/stream?hz=60 HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
             wait_for(lambda: server.readers() == 2)
             big = samples.fault(traceback="x" * 100_000)
             deadline = time.monotonic() + WAIT_S
