@@ -15,8 +15,6 @@ from server.decoding import Decoded, decode
 from server.errors import ApiError, engine_down, invalid
 from server.keys import TENANT_CHARS_MAX, Caller
 from server.queue import QueueFull
-from server.keys import TENANT_CHARS_MAX, Caller
-from server.queue import QueueFull
 from telemetry.records import Rejection, RejectionReason
 from telemetry.records import Run as RunRecord
 
@@ -40,10 +38,7 @@ class Arrival:
     async def body(self, request: Request, kind: type[Decoded]) -> Decoded:
         """Read and decode the body; the request counts as received from here on."""
         try:
-            try:
             data = await request.body()
-        except QueueFull as full:
-            raise self.refused(full.reason, full.answer()) from None
         except QueueFull as full:
             raise self.refused(full.reason, full.answer()) from None
         self.received_at_ns = self.context.clock.now_ns()
