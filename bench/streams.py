@@ -142,8 +142,10 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=10.0)
     parser.add_argument("--json", type=Path)
     flags = parser.parse_args()
-    settings = ("--model", flags.model, "--max-num-seqs", str(flags.streams))
-    settings += ("--kv-blocks", str(flags.streams * 40), "--max-num-batched-tokens", "8192")
+    settings = (
+        *("--model", flags.model, "--max-num-seqs", str(flags.streams)),
+        *("--kv-blocks", str(flags.streams * 40), "--max-num-batched-tokens", "8192"),
+    )
     with (
         tempfile.TemporaryDirectory() as folder,
         paced(Path(folder), flags.step_ms, *settings) as (url, pid),

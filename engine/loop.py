@@ -146,6 +146,7 @@ def merge(earlier: Delta, later: Delta) -> Delta:
         later.error,
         joined(earlier.logprobs, later.logprobs),
         joined(earlier.prompt_logprobs, later.prompt_logprobs),
+        earlier.cached_tokens + later.cached_tokens,
     )
 
 

@@ -128,7 +128,8 @@ class Delta(msgspec.Struct, frozen=True, array_like=True):
     """Tokens a sequence gained since the last report; `finish` is set on its last one.
 
     `logprobs` are those of `tokens`, one each, None for a sequence that did not ask; those of the
-    prompt come in pieces, in order, from its second token on.
+    prompt come in pieces, in order, from its second token on. `cached_tokens` of the prompt were
+    found in the prefix cache at its first admission; told once, beside its first token.
     """
 
     request: int
@@ -137,6 +138,7 @@ class Delta(msgspec.Struct, frozen=True, array_like=True):
     error: str | None = None
     logprobs: list[TokenLogprobs] | None = None
     prompt_logprobs: list[TokenLogprobs] | None = None
+    cached_tokens: int = 0
 
 
 class Gains(msgspec.Struct, frozen=True, array_like=True):

@@ -172,6 +172,8 @@ class Roster:
         if life.first_token is None:
             # The step that samples the first token is the one that computes the prompt's end.
             life.first_token = life.prefill_finished = now_ns
+            if cached := request.counts.cached_first:
+                self._gains.deltas.append(Delta(request.number, [], cached_tokens=cached))
         if tokens[-1] in request.stop_ids:
             self.end(request, "stop", now_ns)
         elif len(tokens) > request.computed_max:

@@ -33,17 +33,22 @@ class Style:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
-    """Tokens of an answer: each prompt counts once, every choice's output counts."""
+    """Tokens of an answer: each prompt counts once, every choice's output counts.
+
+    `cached_tokens` of the prompts were not computed but found in the prefix cache.
+    """
 
     prompt_tokens: int
     completion_tokens: int
+    cached_tokens: int = 0
 
-    def plain(self) -> dict[str, int]:
+    def plain(self) -> dict[str, Any]:
         """Return OpenAI's object."""
         return {
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": self.completion_tokens,
             "total_tokens": self.prompt_tokens + self.completion_tokens,
+            "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
         }
 
 

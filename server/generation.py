@@ -163,6 +163,9 @@ class Generation:
         return Usage(
             prompt_tokens=sum(map(len, self.job.prompts)),
             completion_tokens=sum(choice.output_tokens for choice in self.choices),
+            cached_tokens=sum(
+                choice.sequence.cached_tokens for choice in self.choices[:: self.job.n]
+            ),
         )
 
     def stop(self, choice: Choice) -> None:

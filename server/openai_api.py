@@ -7,6 +7,7 @@ queue what cannot run: whatever the engine accepted fits an empty engine.
 
 import time
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 from starlette.requests import Request
@@ -38,6 +39,7 @@ from server.schemas import (
     template_messages,
 )
 from server.streaming import GenerationResponse
+from server.verbatim import mark_controls
 from telemetry.records import Run as RunRecord
 
 ALOUD_MESSAGES_MAX = 256
@@ -103,20 +105,36 @@ async def _chat_prompt(
     shown = template_messages(messages)
     chars = sum(len(message["content"]) for message in shown)
     if len(shown) > ALOUD_MESSAGES_MAX or context.tokenizer.is_long(chars):
-        text = await context.tokenizer.aside(context.template.render, shown)
+        text, mark = await context.tokenizer.aside(_rendered, context, shown)
     else:
-        text = context.template.render(shown)
-    return await _encode(context, text, "messages", model_len_max, add_special=False)
+        text, mark = _rendered(context, shown)
+    return await _encode(context, text, "messages", model_len_max, mark=mark)
+
+
+def _rendered(context: Context, shown: list[dict[str, Any]]) -> tuple[str, str]:
+    """Return the prompt of a chat, and the mark in what its messages must not be taken for."""
+    assert context.template is not None
+    try:
+        messages, mark = mark_controls(shown, context.tokenizer.spelled)
+    except RecursionError:
+        raise invalid("messages", "messages are nested too deeply") from None
+    return context.template.render(messages), mark
 
 
 async def _encode(
-    context: Context, text: str, param: str, model_len_max: int, *, add_special: bool = True
+    context: Context, text: str, param: str, model_len_max: int, *, mark: str | None = None
 ) -> list[int]:
-    """Return the ids of a prompt; refuses what cannot fit, unencoded where bytes alone tell."""
-    floor = context.tokenizer.tokens_floor(text)
+    """Return the ids of a prompt; refuses what cannot fit, unencoded where bytes alone tell.
+
+    With a `mark`, even an empty one, the text is a rendered chat: it has all it needs around it.
+    """
+    floor = context.tokenizer.tokens_floor(text.replace(mark, "") if mark else text)
     if floor >= model_len_max:
         raise _too_long(param, f"at least {floor}", model_len_max)
-    ids = await context.tokenizer.encode(text, add_special=add_special)
+    if mark:
+        ids = await context.tokenizer.encode_marked(text, mark)
+    else:
+        ids = await context.tokenizer.encode(text, add_special=mark is None)
     if not ids:
         raise invalid(param, f"{param} holds no tokens, and this model has none to begin with")
     if max(ids) >= context.spec.vocab_size:

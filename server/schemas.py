@@ -173,8 +173,8 @@ class DetokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 NOTHING: tuple[object, ...] = (None,)
-OFF = (None, False)
-NONE_OF = (None, [])
+OFF: tuple[object, ...] = (None, False)
+NONE_OF: tuple[object, ...] = (None, [])
 HARMLESS: Mapping[str, tuple[object, ...]] = MappingProxyType(
     {
         "response_format": (None, {"type": "text"}),

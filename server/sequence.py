@@ -41,6 +41,7 @@ class Sequence:
         self.submission = submission
         self.merged_deltas = 0
         self.received_tokens = 0
+        self.cached_tokens = 0  # of the prompt; known with the first token
         self.finish: Finish | None = None
         self.aborted = False
         self.ended = asyncio.Event()
@@ -74,8 +75,9 @@ class Sequence:
         """Add tokens, and the finish once; what comes after a finish is ignored."""
         if self.finish is not None:
             return
-        if self._news.is_set():
+        if delta.tokens and self._news.is_set():
             self.merged_deltas += 1
+        self.cached_tokens += delta.cached_tokens
         self._tokens.extend(delta.tokens)
         self._logprobs = joined(self._logprobs, delta.logprobs)
         self._prompt_logprobs = joined(self._prompt_logprobs, delta.prompt_logprobs)

@@ -101,7 +101,11 @@ class GenerationResponse(Response):
         writer = ChunkWriter(self._generation.job.style, choice.index, prompt)
         while choice.finish_reason is None:
             piece = await self._take(choice)
-            usage = Usage(prompt_tokens=len(prompt), completion_tokens=choice.output_tokens)
+            usage = Usage(
+                prompt_tokens=len(prompt),
+                completion_tokens=choice.output_tokens,
+                cached_tokens=choice.sequence.cached_tokens,
+            )
             logprobs = self._shown(piece.scores) if piece.scores else None
             chunk = writer.text(piece.text, piece.tokens, usage, logprobs)
             if choice.finish_reason is not None:

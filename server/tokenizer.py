@@ -58,6 +58,9 @@ class Tokenizer:
         added = backend.get_added_tokens_decoder()
         self._special = frozenset(id for id, token in added.items() if token.special)
         self._contents = {id: token.content for id, token in added.items()}
+        self.spelled = _spelled([self._contents[id] for id in self._special])
+        # A second one that takes nothing for special. Made aside: it takes longer than the first.
+        self._plain = self._thread.submit(_without_special, backend)
         self._table = _byte_table(backend, self._special)
         self._shown = self._table and [
             self._contents[id].encode() if id in self._special else part
@@ -127,6 +130,25 @@ class Tokenizer:
         (encoding,) = self._backend.encode_batch_fast([text], add_special_tokens=add_special)
         return encoding.ids
 
+    async def encode_marked(self, text: str, mark: str) -> list[int]:
+        """Return the ids of a rendered chat; spellings with `mark` in them are text, without it."""
+        return await self.aside(self._encode_marked, text, mark)
+
+    def _encode_marked(self, text: str, mark: str) -> list[int]:
+        plain = self._plain.result()
+
+        def ids_of(part: str) -> list[int]:
+            return plain.encode(part.replace(mark, ""), add_special_tokens=False).ids
+
+        (whole,) = self._backend.encode_batch([text], add_special_tokens=False)
+        ids: list[int] = []
+        done = 0
+        for id, (begin, end) in zip(whole.ids, whole.offsets, strict=True):
+            if id in self._special:
+                ids += [*ids_of(text[done:begin]), id]
+                done = end
+        return ids + ids_of(text[done:])
+
     async def decode(self, ids: list[int]) -> str:
         """Return the text of `ids`, special tokens shown."""
         if not self.is_long(len(ids)):
@@ -145,6 +167,19 @@ class Tokenizer:
     def close(self) -> None:
         """Let the thread go."""
         self._thread.shutdown(wait=False, cancel_futures=True)
+
+
+def _spelled(contents: list[str]) -> re.Pattern[str] | None:
+    """Return what finds the spelling of a special token; longer ones first, as they match first."""
+    # One of a single character would be in every text, and has no middle to put a mark into.
+    spellings = sorted((text for text in contents if len(text) > 1), key=len, reverse=True)
+    return re.compile("|".join(map(re.escape, spellings))) if spellings else None
+
+
+def _without_special(backend: Backend) -> Backend:
+    plain = Backend.from_str(backend.to_str())
+    plain.encode_special_tokens = True
+    return plain
 
 
 def build_tokenizer(metadata: TokenizerMetadata) -> Tokenizer:
