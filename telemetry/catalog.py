@@ -7,7 +7,7 @@ that it lacks. Must never change a file: it only reads from what it attaches.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
@@ -109,6 +109,28 @@ def columns_of(
     for alias, table, column, kind in rows:
         found[alias].setdefault(table, {})[column] = kind
     return found
+
+
+def without_empty(connection: duckdb.DuckDBPyConnection, parts: Sequence[Part]) -> list[Part]:
+    """Return finished files as parts less the tables in which they have no row.
+
+    A view takes as long to plan as it has arms, and few of a hundred segments hold a `run`.
+    """
+    rows = connection.execute(
+        "SELECT database_name, table_name FROM duckdb_tables() WHERE estimated_size > 0"
+    ).fetchall()
+    filled = set(rows)
+    return [
+        replace(
+            part,
+            columns={
+                table: columns
+                for table, columns in part.columns.items()
+                if (part.alias, table) in filled
+            },
+        )
+        for part in parts
+    ]
 
 
 def fit(found: Columns) -> tuple[Fit, str]:

@@ -28,6 +28,7 @@ from telemetry.catalog import (
     open_catalog,
     seal,
     show,
+    without_empty,
 )
 from telemetry.records import SCHEMA_VERSION
 from telemetry.schema import LOST_TABLE, ddl, tables
@@ -141,7 +142,7 @@ def show_folder(connection: duckdb.DuckDBPyConnection, folder: Path) -> None:
         raise HistoryUnavailable(f"no history in {folder}")
     try:
         opened = open_segments(connection, files, logging.getLogger("iterscope.history"))
-        parts = [part for _, part in opened]
+        parts = without_empty(connection, [part for _, part in opened])
         if path.is_file():
             _attach(connection, path, read_only=True)
             live = columns_of(connection, [LIVE])[LIVE]

@@ -9,6 +9,7 @@ import os
 import signal
 import socket
 import sys
+from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from typing import Any
 import duckdb
 
 from telemetry.answer import Caps, QueryError, QuerySpoiled, answer
-from telemetry.catalog import Part, attach, columns_of, fit, open_catalog, seal, show
+from telemetry.catalog import Part, attach, columns_of, fit, open_catalog, seal, show, without_empty
 from telemetry.confinement import confine
 from telemetry.database import HistoryLocked, HistoryUnavailable, one_line, show_folder
 from telemetry.schema import LOST_TABLE, table_ddl
@@ -42,6 +43,7 @@ TAIL = "tail"
 GROWTH_BYTES_MAX = 256 * 2**20
 """A child that has grown by more is replaced: what a large query took rarely comes back."""
 DEADLINE_MARGIN_S = 1.0
+WAITING_ROWS_MAX = 256
 SEQ, TO_SEQ = 2, 3
 """Place of the column that orders rows of a run; telemetry_lost has it one later."""
 
@@ -59,6 +61,7 @@ class QueryChild:
         self._connection = open_catalog()
         self._statm = os.open("/proc/self/statm", os.O_RDONLY)
         self._resident_at_first = 0
+        self._waiting: defaultdict[str, list[list[Any]]] = defaultdict(list)
         self._through: dict[str, int] = {}
         self._filled = False
 
@@ -71,6 +74,7 @@ class QueryChild:
                 case Feed():
                     self._feed(request.rows)
                 case Filled():
+                    self._take_in()
                     self._filled = True
                     self._resident_at_first = self._resident_bytes()
                     self._reply(Ready(landlock=0))
@@ -130,7 +134,8 @@ class QueryChild:
             for statement in table_ddl():
                 cursor.execute(statement)
         found = columns_of(connection, [*aliases, TAIL])
-        parts = [Part(alias=alias, columns=found[alias]) for alias in aliases]
+        segments = [Part(alias=alias, columns=found[alias]) for alias in aliases]
+        parts = without_empty(connection, segments)
         parts.append(Part(alias=TAIL, columns=found[TAIL], hidden=opening.covered))
         show(connection, parts, first=True)
         return left_out
@@ -138,16 +143,26 @@ class QueryChild:
     # ---- following
 
     def _feed(self, rows: Mapping[str, list[list[Any]]]) -> None:
-        """Take rows in; after the filling, those that it had already are known by their seq."""
+        """Keep rows until there are many or somebody asks: a transaction costs more than a row.
+
+        After the filling, those that it had already are known by their seq.
+        """
+        for table, given in rows.items():
+            place = TO_SEQ if table == LOST_TABLE else SEQ
+            self._waiting[table] += self._new_ones(given, place)
+        if sum(map(len, self._waiting.values())) >= WAITING_ROWS_MAX:
+            self._take_in()
+
+    def _take_in(self) -> None:
         with self._connection.cursor() as cursor:
             cursor.execute(f"USE {TAIL}")
             cursor.execute("BEGIN")
-            for table, given in rows.items():
-                new = self._new_ones(given, TO_SEQ if table == LOST_TABLE else SEQ)
+            for table, rows in self._waiting.items():
                 appender = cursor.appender(table)
-                appender.append_rows(new)
+                appender.append_rows(rows)
                 appender.flush()
             cursor.execute("COMMIT")
+        self._waiting.clear()
 
     def _new_ones(self, rows: list[list[Any]], place: int) -> list[list[Any]]:
         if self._filled:
@@ -159,6 +174,8 @@ class QueryChild:
     # ---- answering
 
     def _answer(self, request: Ask) -> Reply:
+        if self._waiting:
+            self._take_in()
         caps = Caps(rows_max=request.rows_max, bytes_max=ANSWER_BYTES_MAX, format=request.format)
         # The server kills this process at the deadline; this is for when the server is gone.
         signal.setitimer(signal.ITIMER_REAL, request.deadline_s + DEADLINE_MARGIN_S)

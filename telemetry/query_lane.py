@@ -27,6 +27,9 @@ from telemetry.wire import Answered, Ask, OpenTail, encode_feed
 INBOX_BYTES_MAX = 32 * 2**20
 """What may wait for a child that is busy; more costs it its life."""
 
+FEED_BYTES = 64 * 2**10
+"""What waits until somebody asks: children then wake a few times a minute, not with each batch."""
+
 RENEW_BYTES = 4 * 2**20
 """Of rows fed: a child with more is replaced once segments hold them."""
 
@@ -197,7 +200,11 @@ class Lane:
     def _something(self) -> bool:
         board = self._board
         return bool(
-            board.stopping or board.jobs or self._inbox or self._overrun or self._may_renew()
+            board.stopping
+            or board.jobs
+            or self._inbox_bytes > FEED_BYTES
+            or self._overrun
+            or self._may_renew()
         )
 
     def _may_renew(self) -> bool:

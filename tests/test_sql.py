@@ -19,7 +19,15 @@ import pytest
 
 from telemetry.answer import Caps, QueryError, answer
 from telemetry.bus import Bus
-from telemetry.catalog import Part, attach, columns_of, open_catalog, seal, show
+from telemetry.catalog import (
+    Part,
+    attach,
+    columns_of,
+    open_catalog,
+    seal,
+    show,
+    without_empty,
+)
 from telemetry.config import TelemetryConfig
 from telemetry.history import History
 from telemetry.schema import ddl
@@ -256,3 +264,22 @@ def test_wall_clock_is_utc_whatever_the_host_says(tmp_path: Path) -> None:
     seconds = math.floor(unix_us / 1e6)
     assert shown.startswith(time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(seconds)))
     assert (recent, zone) == (True, "UTC")
+
+
+def test_a_view_spans_only_files_that_hold_rows_of_its_table(tmp_path: Path) -> None:
+    connection = open_catalog()
+    for name in ("one", "two"):
+        with duckdb.connect(tmp_path / name) as segment:
+            for statement in ddl():
+                segment.execute(statement)
+            if name == "two":
+                segment.execute("INSERT INTO telemetry_lost VALUES ('r', 1, 2, 3, 2)")
+        attach(connection, tmp_path / name, name)
+    found = columns_of(connection, ["one", "two"])
+    parts = [Part(alias=alias, columns=columns) for alias, columns in found.items()]
+    show(connection, without_empty(connection, parts), first=True)
+    views = dict(connection.execute("SELECT view_name, sql FROM duckdb_views()").fetchall())
+    assert ("one." in views["telemetry_lost"], "two." in views["telemetry_lost"]) == (False, True)
+    assert connection.execute("SELECT lost FROM telemetry_lost").fetchall() == [(2,)]
+    assert connection.execute("SELECT * FROM run, slice").fetchall() == []
+    connection.close()
