@@ -22,16 +22,23 @@ from telemetry.records import SCHEMA_VERSION, Run
 
 
 def build(
-    config: EngineConfig, *, emit: Emit, clock: Clock, progress: Callable[[str, float], None]
+    config: EngineConfig,
+    *,
+    emit: Emit,
+    clock: Clock,
+    progress: Callable[[str, float], None],
+    beat: Callable[[], None] = lambda: None,
 ) -> tuple[Core, Run]:
     """Load the model and return a warm core with the record of its effective limits.
+
+    beat is called while something moves, in steps as in the load.
 
     Raises SpecError for a model that cannot be used and ConfigError for settings that cannot be.
     """
     progress("reading the model's header", 0.0)
     spec = read_spec(config.model)
     resolved = resolve(config, spec, device_facts(config))
-    runner = ModelRunner.build(resolved, spec, progress)
+    runner = ModelRunner.build(resolved, spec, progress, beat)
     runner.warm_up(progress)
     assert resolved.kv_blocks is not None
     pool = KVPool(blocks=resolved.kv_blocks, block_tokens=resolved.block_size)

@@ -5,11 +5,11 @@ calls add, abort and step. Runner, Clock and Emit are handed in, the three seams
 fake. Imports no torch, so that scheduling can be simulated and tested in milliseconds.
 """
 
-import traceback
 from collections import deque
 from dataclasses import dataclass
 from typing import Protocol
 
+from engine.faults import DeviceLost, Kind, fault_of, kind_of
 from engine.messages import Abort, Gains, Submit
 from engine.plan import Clock, PendingStep, Plan, Runner, StepOutput
 from engine.request import Request, end_record, start_record
@@ -63,11 +63,21 @@ class Tile:
 
 @dataclass(slots=True)
 class Flight:
-    """A planned step that is not committed; no pending step when it had no rows or failed."""
+    """A planned step that is not committed; no pending step when it had no rows or failed.
+
+    A void one was launched before it was known that the step it builds on had failed.
+    """
 
     plan: Plan
     pending: PendingStep | None = None
     fault: Fault | None = None
+    kind: Kind = "step"
+    void: bool = False
+
+    def fail(self, error: Exception, now_ns: int) -> None:
+        """Keep what broke it."""
+        self.kind = kind_of(error)
+        self.fault = fault_of(error, where="engine step", now_ns=now_ns, step=self.plan.step)
 
 
 class Core:
@@ -140,13 +150,15 @@ class Core:
     def step(self) -> None:
         """Plan, run, commit, emit: launch ahead up to the loop's depth, then commit the oldest."""
         tile = Tile(begin=self._tile_from)
-        while len(self._flights) < self._depth and self._launch(tile):
+        while len(self._flights) < self._depth and self._may_launch() and self._launch(tile):
             pass
         flight = self._flights.popleft()
         output = self._land(flight, tile)
         ended = self.scheduler.roster.take_ended()
         self._tile_from = tile.end
         self._report(flight.plan, output, tile, ended)
+        if flight.fault and flight.kind == "device":
+            raise DeviceLost(flight.fault.error)
 
     def _launch(self, tile: Tile) -> bool:
         """Plan and launch one step; False when there was nothing to launch."""
@@ -160,7 +172,7 @@ class Core:
             try:
                 flight.pending = self._runner.run(plan)
             except Exception as error:  # noqa: BLE001  the engine ends requests, it never raises
-                flight.fault = _step_fault(plan.step, error, self._clock.now_ns())
+                flight.fail(error, self._clock.now_ns())
             tile.launch_ns += self._clock.now_ns() - planned
         elif self._flights and not plan.preempted:
             # All that lives is in flight already: there is no such step.
@@ -168,6 +180,10 @@ class Core:
             return False
         self._flights.append(flight)
         return bool(plan.requests)
+
+    def _may_launch(self) -> bool:
+        """Whether no step in flight has failed: what its sequences are is not known yet."""
+        return not any(flight.fault or flight.void for flight in self._flights)
 
     def _land(self, flight: Flight, tile: Tile) -> StepOutput:
         """Await a step and take its results in; one that failed ends its sequences instead."""
@@ -177,11 +193,12 @@ class Core:
             try:
                 output = flight.pending.wait()
             except Exception as error:  # noqa: BLE001  the engine ends requests, it never raises
-                flight.fault = _step_fault(flight.plan.step, error, self._clock.now_ns())
+                flight.fail(error, self._clock.now_ns())
         waited = self._clock.now_ns()
         if flight.fault:
-            self.scheduler.roll_back(flight.plan, flight.fault.error, waited)
-            self._emit.fault(flight.fault)
+            self._fail(flight, flight.fault, waited)
+        elif flight.void:
+            self.scheduler.void(flight.plan, waited)
         else:
             self.scheduler.commit(flight.plan, output, waited)
             self._observe(flight.plan, output)
@@ -189,6 +206,22 @@ class Core:
         tile.wait_ns = waited - began
         tile.commit_ns = tile.end - waited
         return output
+
+    def _fail(self, flight: Flight, fault: Fault, now_ns: int) -> None:
+        """End whom a failed step must end; what was launched upon it is void, if anybody goes on.
+
+        A second failure upon the first is none of its sequences' doing.
+        """
+        self._emit.fault(fault)
+        if flight.void:
+            self.scheduler.void(flight.plan, now_ns)
+        elif flight.kind == "memory":
+            error = f"memory ran out in step {flight.plan.step}, and this was its newest request"
+            self.scheduler.give_way(flight.plan, error, now_ns)
+            for later in self._flights:
+                later.void = True
+        else:
+            self.scheduler.roll_back(flight.plan, fault.error, now_ns)
 
     def _observe(self, plan: Plan, output: StepOutput) -> None:
         """Let the step model learn from a step; a row reads its whole context once."""
@@ -261,14 +294,3 @@ class Core:
             preempted_beneficiaries=plan.preempted_beneficiaries,
             finished=[request.number for request in ended],
         )
-
-
-def _step_fault(step: int, error: Exception, now_ns: int) -> Fault:
-    line = f"{type(error).__name__}: {error}".splitlines()[0]
-    return Fault(
-        fault_at_ns=now_ns,
-        step=step,
-        where="engine step",
-        error=line,
-        traceback="".join(traceback.format_exception(error)),
-    )

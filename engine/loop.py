@@ -6,6 +6,7 @@ lost before it. engine/process.py runs it. Never waits for anyone but new work, 
 server is gone: a sentinel file descriptor tells.
 """
 
+from collections.abc import Callable
 from threading import Event
 from time import monotonic_ns, sleep
 
@@ -151,7 +152,10 @@ def merge(earlier: Delta, later: Delta) -> Delta:
 
 
 class Loop:
-    """Runs a core over an inbox until it is told to stop or the server is gone."""
+    """Runs a core over an inbox until it is told to stop or the server is gone.
+
+    beat is called while a batch waits for company, which takes time and is no hang.
+    """
 
     def __init__(
         self,
@@ -161,7 +165,9 @@ class Loop:
         outbox: Outbox,
         sentinel: int | None = None,
         stop: Event | None = None,
+        beat: Callable[[], None] = lambda: None,
     ) -> None:
+        self._beat = beat
         self._core = core
         self._inbox = inbox
         self._outbox = outbox
@@ -177,8 +183,9 @@ class Loop:
         """Step while there is work, sleep while there is none."""
         while not self._stop.is_set():
             if delay_ns := self._core.opens_in_ns():
+                self._beat()
                 self._outbox.flush()
-                self._drain_inbox(timeout_ms=1 + delay_ns // 1_000_000)
+                self._drain_inbox(timeout_ms=min(IDLE_MS, 1 + delay_ns // 1_000_000))
                 self._core.rest()
                 continue
             if self._core.has_work:

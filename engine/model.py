@@ -5,15 +5,27 @@ through the kernel seam. Knows no request and no scheduler: a step is a pack of 
 the tokens that are to be sampled or scored pass through the head.
 """
 
+from collections.abc import Callable
+
 import torch
 
 from kernels.base import AttentionBackend, Cache, DecoderWeights, Ops, StepBackend, StepBatch
 
 
 class Decoder:
-    """A llama-type decoder over a backend's paged cache (Touvron et al., 2023)."""
+    """A llama-type decoder over a backend's paged cache (Touvron et al., 2023).
 
-    def __init__(self, weights: DecoderWeights, backend: AttentionBackend, ops: Ops) -> None:
+    beat is called at each layer: a long step that goes on is no hang.
+    """
+
+    def __init__(
+        self,
+        weights: DecoderWeights,
+        backend: AttentionBackend,
+        ops: Ops,
+        beat: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._beat = beat
         self._weights = weights
         self._backend = backend
         self._ops = ops
@@ -21,6 +33,7 @@ class Decoder:
     def forward(self, batch: StepBatch, cache: Cache) -> torch.Tensor:
         """Compute the step, fill the cache; return float32 logits [S, vocabulary]."""
         if isinstance(self._backend, StepBackend):
+            self._beat()
             return self._backend.step(self._weights, batch, cache).float()
         return self.logits(self.hidden(batch, cache), batch.sample_tokens)
 
@@ -37,6 +50,7 @@ class Decoder:
         residual = weights.embedding.index_select(0, batch.input_ids)
         normed = ops.rms_norm(residual, weights.layers[0].input_norm, eps)
         for number, layer in enumerate(weights.layers):
+            self._beat()
             qkv = ops.linear(normed, layer.qkv).view(len(normed), -1, weights.shape.head_dim)
             turned = ops.rope(qkv[:, :turned_heads], turns)
             q, k, v = turned[:, :heads], turned[:, heads:], qkv[:, turned_heads:]

@@ -8,18 +8,22 @@ the server does so to spawn it.
 import gc
 import shutil
 import signal
-import traceback
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from multiprocessing import parent_process
+from pathlib import Path
 from threading import Event
 
 import zmq
 
 from engine.config import ConfigError, EngineConfig
+from engine.core import Core
+from engine.faults import fault_of, kind_of, line_of
 from engine.loop import Loop, MonotonicClock, Outbox
 from engine.messages import Failed, Ready
 from engine.spec import SpecError
-from telemetry.records import Fault
+from engine.vitals import Pulse, stacks_on_demand
+from telemetry.records import Run
 
 RECORDS_QUEUE = 1024
 CONTROL_QUEUE = 64
@@ -29,7 +33,7 @@ CONTROL_QUEUE = 64
 class EngineStart:
     """What a new engine is told: its settings, its three addresses, and the zero of time.
 
-    folder: where the sockets are; the engine removes it when it outlives its server.
+    folder: where the sockets and signs of life are; an engine that outlives its server removes it.
     sentinel: a file descriptor that becomes readable when the server is gone, or None.
     """
 
@@ -45,8 +49,8 @@ class EngineStart:
 def run_engine(start: EngineStart, stop: Event | None = None) -> None:
     """Serve until told to stop: load the model, warm up, say ready, loop.
 
-    A start that cannot succeed is told in one line (Failed). An error of our own in the loop is
-    reported as a Fault and ends the process; the server starts another engine.
+    A start that cannot succeed is told in one line (Failed). An error of our own in the loop, or
+    a lost device, is reported as a Fault and ends the process; the server starts another engine.
     """
     context = zmq.Context()
     inbox = context.socket(zmq.PULL)
@@ -63,37 +67,64 @@ def run_engine(start: EngineStart, stop: Event | None = None) -> None:
         socket.setsockopt(zmq.LINGER, 1000)
         socket.connect(address)
     outbox = Outbox(control, records)
-    # Imported here: the server imports this module to spawn it, and must stay free of torch.
-    from engine.build import build  # noqa: PLC0415
-
     clock = MonotonicClock(start.zero_ns)
+    beat = Pulse(Path(start.folder)).beat if start.folder else _nothing
     try:
-        core, run = build(start.config, emit=outbox, clock=clock, progress=outbox.progress)
+        built = _built(start.config, outbox, clock, beat)
+        if built is None:
+            return
+        core, run = built
         # What the start has made stays for good: the collector need not walk it at every pass.
         gc.collect()
         gc.freeze()
         outbox.tell(Ready(run=run))
         core.wake()
-        loop = Loop(core=core, inbox=inbox, outbox=outbox, sentinel=start.sentinel, stop=stop)
-        loop.run()
-    except (SpecError, ConfigError) as error:
-        outbox.tell(Failed(error=str(error)))
+        Loop(
+            core=core, inbox=inbox, outbox=outbox, sentinel=start.sentinel, stop=stop, beat=beat
+        ).run()
     except Exception as error:
-        outbox.fault(_fault(error, clock.now_ns()))
+        outbox.fault(fault_of(error, where="engine loop", now_ns=clock.now_ns()))
         outbox.flush()
         raise
     finally:
         context.destroy(linger=1000)
 
 
-def _fault(error: Exception, now_ns: int) -> Fault:
-    return Fault(
-        fault_at_ns=now_ns,
-        step=None,
-        where="engine loop",
-        error=f"{type(error).__name__}: {error}".splitlines()[0],
-        traceback="".join(traceback.format_exception(error)),
-    )
+def _nothing() -> None:
+    """Beat for nobody."""
+
+
+def _built(
+    config: EngineConfig, outbox: Outbox, clock: MonotonicClock, beat: Callable[[], None]
+) -> tuple[Core, Run] | None:
+    """Return the warm core and its limits, or tell why there is none and return None."""
+
+    def progress(stage: str, fraction: float) -> None:
+        beat()
+        outbox.progress(stage, fraction)
+
+    try:
+        # Imported here: the server imports this module to spawn it, and must stay free of torch.
+        from engine.build import build  # noqa: PLC0415
+
+        return build(config, emit=outbox, clock=clock, progress=progress, beat=beat)
+    except (SpecError, ConfigError) as error:
+        outbox.tell(Failed(error=str(error)))
+    except Exception as error:  # noqa: BLE001  whatever it is, people get one line
+        outbox.fault(fault_of(error, where="engine start", now_ns=clock.now_ns()))
+        outbox.flush()
+        outbox.tell(Failed(error=_cannot_start(config, error)))
+    return None
+
+
+def _cannot_start(config: EngineConfig, error: Exception) -> str:
+    """Return one line for what nobody foresaw: memory that lacks, or a file that fools us."""
+    if kind_of(error) == "memory":
+        return (
+            f"{config.model}: memory ran out while it was loaded ({line_of(error)}); "
+            "a smaller --kv-cache-memory or --dtype bf16 may help"
+        )
+    return f"{config.model}: the engine cannot start with it ({line_of(error)})"
 
 
 def engine_process(start: EngineStart) -> None:
@@ -102,6 +133,8 @@ def engine_process(start: EngineStart) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     parent = parent_process()
     assert parent is not None, "an engine process has a server as its parent"
-    run_engine(replace(start, sentinel=parent.sentinel))
-    if start.folder and not parent.is_alive():
+    assert start.folder is not None, "a process shows its signs of life in a folder"
+    with stacks_on_demand(Path(start.folder)):
+        run_engine(replace(start, sentinel=parent.sentinel))
+    if not parent.is_alive():
         shutil.rmtree(start.folder, ignore_errors=True)

@@ -196,8 +196,24 @@ class Roster:
 
     def fail_row(self, request: Request, error: str, now_ns: int) -> None:
         """End the sequence of a row that comes back from no step."""
-        request.flights -= 1
         self.fail(request, error, now_ns)
+        self.drop_row(request, now_ns)
+
+    def take_back(self, request: Request, count: int, sampled: bool) -> None:
+        """Let a live sequence be as if its row had never been: tokens in flight, and the sampled.
+
+        count is 0 for a row of a lost epoch, which was taken back when it was preempted.
+        """
+        request.planned -= count
+        request.counts.dropped += count
+        if sampled:
+            request.known -= 1
+            if not request.placeholders:
+                self.table.last[request.slot] = request.tokens[-1]
+
+    def drop_row(self, request: Request, now_ns: int) -> None:
+        """Expect a row back no longer."""
+        request.flights -= 1
         self.settle(request, now_ns)
 
     def fail(self, request: Request, error: str, now_ns: int) -> None:

@@ -100,14 +100,20 @@ class ModelRunner:
     """Runs one model on one device. Implements engine.plan.Runner."""
 
     def __init__(
-        self, *, config: EngineConfig, spec: ModelSpec, weights: DecoderWeights, choice: Choice
+        self,
+        *,
+        config: EngineConfig,
+        spec: ModelSpec,
+        weights: DecoderWeights,
+        choice: Choice,
+        beat: Callable[[], None] = lambda: None,
     ) -> None:
         self.backend = choice.backend.name
         self.refusals = choice.refusals
         self._config = config
         self._spec = spec
         self._kernels = choice.backend
-        self._decoder = Decoder(weights, choice.backend, choice.ops)
+        self._decoder = Decoder(weights, choice.backend, choice.ops, beat)
         self._cache = _allocate(config, spec, choice)
         self._batches = [_packed_batch(config) for _ in range(DEPTH)]
         self._launches = 0
@@ -120,9 +126,15 @@ class ModelRunner:
 
     @classmethod
     def build(
-        cls, config: EngineConfig, spec: ModelSpec, progress: Callable[[str, float], None]
+        cls,
+        config: EngineConfig,
+        spec: ModelSpec,
+        progress: Callable[[str, float], None],
+        beat: Callable[[], None] = lambda: None,
     ) -> "ModelRunner":
         """Load the model into memory. `config` is resolved; progress gets stage and fraction.
+
+        beat is called at each layer of each step, and by whatever else takes long.
 
         Raises SpecError for files that cannot be used, ConfigError for settings that cannot be.
         """
@@ -149,7 +161,7 @@ class ModelRunner:
                 pack=choice.ops.pack,
                 progress=progress,
             )
-            return cls(config=config, spec=spec, weights=weights, choice=choice)
+            return cls(config=config, spec=spec, weights=weights, choice=choice, beat=beat)
 
     def run(self, plan: Plan) -> PendingStep:
         """Take a plan in. On a CPU the work itself is done by `wait`, on CUDA it is launched."""

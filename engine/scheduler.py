@@ -301,3 +301,22 @@ class Scheduler:
         """End every sequence of a step that failed; the service goes on."""
         for request in plan.rows:
             self.roster.fail_row(request, error, now_ns)
+
+    def give_way(self, plan: Plan, error: str, now_ns: int) -> None:
+        """Memory ran out in a step: its newest sequence ends, the others try again without it."""
+        going = [request for request in plan.rows if request.finish is None]
+        if going:
+            newest = max(going, key=lambda request: request.arrival)
+            self.roster.fail(newest, error, now_ns)
+        self.void(plan, now_ns)
+
+    def void(self, plan: Plan, now_ns: int) -> None:
+        """Take back what a step had reserved: nothing of it came, or what came builds on nothing.
+
+        Steps are taken back in their order, and none may be planned in between.
+        """
+        columns = (plan.rows, plan.epochs, plan.token_counts, plan.samples)
+        for request, epoch, count, sampled in zip(*columns, strict=True):
+            if request.finish is None:
+                self.roster.take_back(request, count if request.epoch == epoch else 0, sampled)
+            self.roster.drop_row(request, now_ns)

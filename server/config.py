@@ -68,7 +68,8 @@ class ServerConfig:
     body_bytes_per_s_min: int = setting("bytes of a body that earn it one second more", 8192)
     queue_deadline_s: float | None = setting("seconds a request may wait to be admitted", None)
     client_stall_s: float = setting("seconds a client may read nothing before it is cut", 30.0)
-    engine_stall_s: float = setting("seconds without a step, with work, until health fails", 30.0)
+    engine_stall_s: float = setting("seconds without progress, with work, until health fails", 15.0)
+    engine_hang_s: float = setting("seconds without progress, with work, until a restart", 60.0)
     drain_s: float = setting("seconds running requests get to finish at shutdown", 10.0)
     engine: EngineConfig = field(default_factory=EngineConfig)
     telemetry: TelemetryConfig = field(default_factory=TelemetryConfig)
@@ -165,6 +166,7 @@ def check(config: ServerConfig) -> None:
         ("queue_deadline_s", 0.01, 86_400),
         ("client_stall_s", 0.1, 86_400),
         ("engine_stall_s", 0.1, 86_400),
+        ("engine_hang_s", 0.5, 86_400),
         ("drain_s", 0, 86_400),
     ):
         value = getattr(config, name)

@@ -17,6 +17,7 @@ from server.explainer import Explainer
 from server.gate import Checks
 from server.generation import Generations
 from server.tokenizer import Tokenizer
+from server.watchdog import Watchdog
 from telemetry.bus import Bus
 from telemetry.history import History
 from telemetry.metrics import Metrics
@@ -38,6 +39,7 @@ class Context:
     explainer: Explainer
     spec: ModelSpec
     engine: EngineClient
+    watchdog: Watchdog
     tokenizer: Tokenizer
     template: ChatTemplate | None
     template_fault: str

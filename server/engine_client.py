@@ -8,7 +8,6 @@ never leave a started sequence without its one end on record, whatever happens t
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from typing import Literal
@@ -31,8 +30,8 @@ from engine.messages import (
 )
 from engine.spec import ModelSpec
 from server.clock import Clock
-from server.engine_process import EngineProcess
-from server.lost import lost_end, refusal, witnesses
+from server.engine_process import Channel, EngineProcess, Take, read_some
+from server.lost import iterations_held, last_seen, lost_end, refusal, witnesses
 from server.publication import Publication
 from server.queue import Asked, Queue, Waiting
 from server.sequence import Sequence, Submission
@@ -47,11 +46,11 @@ from telemetry.records import (
 )
 
 State = Literal["loading", "ready", "down"]
-Channel = zmq.Socket[bytes]
-Take = Callable[[bytes], None]
-READABLE = int(zmq.POLLIN)
-DRAIN_MESSAGES = 256
 RESTART_S_MAX = 30.0
+STEADY_NS = 60_000_000_000
+"""An engine that served so long has not died of its start: the next one may follow at once."""
+STARTS_MAX = 3
+"""Engines that may die before one was ever ready; then it is the model or the machine."""
 
 
 class EngineDown(Exception):
@@ -90,7 +89,7 @@ class EngineClient:
         self.queue = queue
         self._running = 0
         self.failure: str | None = None
-        self.last_step_at_ns = 0
+        self._ready_at_ns = 0
         self._config = config
         self._identity = identity
         self._bus = bus
@@ -144,9 +143,21 @@ class EngineClient:
         return self._engine.pid if self._engine else None
 
     @property
-    def idle_ns(self) -> int:
-        """How long the engine has not stepped although sequences are live; 0 without any."""
-        return self._clock.now_ns() - self.last_step_at_ns if self._live else 0
+    def pulse(self) -> tuple[int, int] | None:
+        """What moves while the engine progresses; None while none is due: it is idle, or gone."""
+        engine = self._engine
+        if engine is None or (self.state == "ready" and not self._live):
+            return None
+        return self.pid or 0, engine.pulse.read()
+
+    async def end_hung(self, pulse: tuple[int, int], stalled_s: float) -> None:
+        """End an engine whose pulse stands still: its stacks go on record, another follows."""
+        engine = self._engine
+        if engine is None or self._stopping:
+            return
+        activity, stacks = engine.activity(), await engine.ask_stacks()
+        if engine is self._engine and self.pulse == pulse:
+            self._bury(f"hung: no progress for {stalled_s:.0f} s, {activity}", stacks)
 
     def _spawn(self) -> None:
         self.state = "loading"
@@ -183,31 +194,36 @@ class EngineClient:
         self._log.error("the engine %s; starting another in %.0f s", why, delay_s)
         self._restart = asyncio.get_running_loop().call_later(delay_s, self._spawn)
 
-    def _bury(self) -> None:
+    def _bury(self, hung: str | None = None, stacks: str = "") -> None:
         """Take in what a dead engine still said, end what it left open, and start another."""
         engine = self._engine
         if engine is None:
             return
-        ended = engine.end(0.0)
+        exit_told = engine.end(0.0)
+        ended, stacks = hung or f"died ({exit_told})", stacks or engine.stacks()
         loop = asyncio.get_running_loop()
         for socket, take in self._channels(engine):
-            while self._read_some(socket, take):
+            while read_some(socket, take):
                 pass
             loop.remove_reader(socket.FD)
         loop.remove_reader(engine.sentinel)
         self._publication.close()
         was_ready, self.state, self._engine = self.state == "ready", "down", None
         engine.close()
-        self._close_sequences(f"the engine died ({ended})")
+        seen = last_seen(iterations_held(self._bus), self._live.values(), self._clock.now_ns())
+        self._close_sequences(f"the engine {ended}")
         if self._stopping:
             return
         if self.failure is None:
-            self._fault(f"the engine died ({ended})")
-        self._deaths_in_a_row = 1 if was_ready else self._deaths_in_a_row + 1
-        if self.failure is not None and self.run is None:
+            self._fault(f"the engine {ended}", f"{stacks}\n{seen}")
+        steady = was_ready and self._clock.now_ns() - self._ready_at_ns > STEADY_NS
+        self._deaths_in_a_row = 1 if steady else self._deaths_in_a_row + 1
+        if self.run is None and self._deaths_in_a_row >= STARTS_MAX:
+            self.failure = self.failure or f"{STARTS_MAX} engines in a row {ended}, none was ready"
+        if self.run is None and self.failure is not None:
             self._settled.set()
-            return
-        self._start_later(f"died ({ended})")
+        else:
+            self._start_later(self.failure or ended)
 
     def _close_sequences(self, error: str) -> None:
         """Give every open sequence its error, and its end or its refusal on record."""
@@ -218,7 +234,7 @@ class EngineClient:
             if number not in started:
                 self._publish(refusal(sequence.submission, now), None)
                 sequence.ended.set()
-        seen = witnesses(started, self._iterations_held())
+        seen = witnesses(started, iterations_held(self._bus))
         for number, start in started.items():
             sequence_or_none = self._live.get(number)
             end = lost_end(start, sequence_or_none, seen[number], error=error, now_ns=now)
@@ -226,17 +242,6 @@ class EngineClient:
         self._live.clear()
         self.queue.clear()
         self._running = 0
-
-    def _iterations_held(self) -> list[Iteration]:
-        """Return this generation's iterations that the bus still holds, oldest first."""
-        bus = self._bus
-        with bus.reader(bus.tail_snapshot().seq, label="post-mortem") as reader:
-            entries = reader.take(bus.capacity).entries
-        return [
-            entry.record
-            for entry in entries
-            if isinstance(entry.record, Iteration) and entry.generation == bus.generation
-        ]
 
     # ---- requests
 
@@ -253,8 +258,6 @@ class EngineClient:
         """Hand a sequence to the engine; EngineDown when there is none to take it."""
         if self.state != "ready" or self._engine is None:
             raise EngineDown
-        if not self._live:
-            self.last_step_at_ns = self._clock.now_ns()
         number = self._next_request
         self._next_request += 1
         sequence = Sequence(number, submission)
@@ -321,20 +324,8 @@ class EngineClient:
 
     def _drain(self, socket: Channel, take: Take) -> None:
         """Read one channel; ZeroMQ's descriptors tell of edges, so nothing may be left."""
-        if not socket.closed and self._read_some(socket, take):
+        if not socket.closed and read_some(socket, take):
             asyncio.get_running_loop().call_soon(self._drain, socket, take)
-
-    @staticmethod
-    def _read_some(socket: Channel, take: Take) -> bool:
-        """Read a bounded number of messages; True when more may wait.
-
-        Asks before it reads: a failed read is an exception, which costs more than a message.
-        """
-        for _ in range(DRAIN_MESSAGES):
-            if not socket.getsockopt(zmq.EVENTS) & READABLE:
-                return False
-            take(socket.recv(zmq.DONTWAIT))
-        return True
 
     def _take_news(self, message: bytes) -> None:
         match self._decode_news.decode(message):
@@ -369,12 +360,12 @@ class EngineClient:
         )
         self.failure = None
         self.state = "ready"
+        self._ready_at_ns = self._clock.now_ns()
         self._publish(self.run, None)
         self._settled.set()
 
     def _publish(self, record: Record, payload: bytes | None) -> None:
         if isinstance(record, Iteration):
-            self.last_step_at_ns = record.end_at_ns
             self._running = record.running
             self.queue.stepped(record)
         elif isinstance(record, RequestEnd):
@@ -383,9 +374,14 @@ class EngineClient:
             self.queue.ended(record.request, record.output_tokens)
         self._bus.publish(record, payload)
 
-    def _fault(self, error: str) -> None:
-        now = self._clock.now_ns()
+    def _fault(self, error: str, stacks: str = "") -> None:
         self._publish(
-            Fault(fault_at_ns=now, step=None, where="engine process", error=error, traceback=""),
+            Fault(
+                fault_at_ns=self._clock.now_ns(),
+                step=None,
+                where="engine process",
+                error=error,
+                traceback=stacks,
+            ),
             None,
         )

@@ -42,6 +42,7 @@ from server.origins import is_loopback, origins_of
 from server.queue import Queue, QueueLimits
 from server.sessions import Sessions
 from server.tokenizer import Tokenizer, build_tokenizer
+from server.watchdog import Watchdog
 from telemetry.bus import Bus
 from telemetry.history import History
 from telemetry.metrics import Metrics
@@ -185,6 +186,7 @@ def build_context(config: ServerConfig, model: Model, keys: KeyRing | None) -> C
         explainer=explainer,
         spec=model.spec,
         engine=engine,
+        watchdog=Watchdog(engine, hang_s=config.engine_hang_s),
         tokenizer=model.tokenizer,
         template=template,
         template_fault=template_fault,
@@ -240,12 +242,14 @@ class Life:
         context.explainer.start()
         try:
             await context.engine.start()
+            watching = asyncio.create_task(context.watchdog.run())
             stopped = asyncio.create_task(self._after_signals(1))
             served = asyncio.create_task(self._serve())
             await asyncio.wait((web, stopped, served), return_when=asyncio.FIRST_COMPLETED)
             if served.done():
                 served.result()
             served.cancel()
+            watching.cancel()
             if web.done() and not self._signals:
                 raise RuntimeError("the web server ended by itself")
             await self._drain()

@@ -1,15 +1,20 @@
-"""What the server puts on record for sequences whose engine died before it could.
+"""What the server puts on record for sequences whose engine died before it could, and of itself.
 
-Owns the refusal of what no engine took in, and the end of what one had begun, told from the
-iterations that the bus still holds. engine_client.py publishes both. Never guesses: what nobody saw
-stays None.
+Owns the refusal of what no engine took in, the end of what one had begun, and the state in which it
+was last seen, told from the iterations that the bus still holds. engine_client.py publishes them.
+Never guesses: what nobody saw stays None.
 """
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import islice
 
 from server.sequence import Sequence, Submission
+from telemetry.bus import Bus
 from telemetry.records import Iteration, Rejection, RequestEnd, RequestStart
+
+TOLD_MAX = 64
+"""Live sequences that a fault lists."""
 
 
 def refusal(submission: Submission, now_ns: int) -> Rejection:
@@ -22,6 +27,38 @@ def refusal(submission: Submission, now_ns: int) -> Rejection:
         reason="engine_down",
         retry_after_s=None,
     )
+
+
+def iterations_held(bus: Bus) -> list[Iteration]:
+    """Return this generation's iterations that the bus still holds, oldest first."""
+    with bus.reader(bus.tail_snapshot().seq, label="post-mortem") as reader:
+        entries = reader.take(bus.capacity).entries
+    return [
+        entry.record
+        for entry in entries
+        if isinstance(entry.record, Iteration) and entry.generation == bus.generation
+    ]
+
+
+def last_seen(iterations: list[Iteration], live: Iterable[Sequence], now_ns: int) -> str:
+    """Return the scheduler's state as it was last told, and who was live, one line each."""
+    lines = ["no step was seen"]
+    if iterations:
+        last = iterations[-1]
+        lines = [
+            f"last step {last.step}, {(now_ns - last.end_at_ns) / 1e9:.3f} s ago: "
+            f"{last.running} running, {last.waiting} waiting, admission stopped by "
+            f"{last.admission_stop}, {last.kv_blocks_used} KV blocks used, "
+            f"{last.kv_blocks_cached} cached",
+            f"its rows: requests {last.requests}, positions {last.start_positions}, "
+            f"tokens {last.token_counts}",
+        ]
+    lines += [
+        f"live: request {one.request} ({one.request_id}), prompt {len(one.submission.prompt)}, "
+        f"received {one.received_tokens} of {one.submission.max_tokens} tokens"
+        for one in islice(live, TOLD_MAX)
+    ]
+    return "\n".join(lines)
 
 
 @dataclass(slots=True)

@@ -21,7 +21,7 @@ def state_of(context: Context) -> str:
     engine = context.engine
     if engine.state == "loading":
         return "restarting" if engine.run else "loading"
-    if engine.state == "ready" and engine.idle_ns > context.config.engine_stall_s * 1e9:
+    if engine.state == "ready" and context.watchdog.stalled_s >= context.config.engine_stall_s:
         return "stalled"
     return "ok" if engine.state == "ready" else "down"
 

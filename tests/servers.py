@@ -40,6 +40,9 @@ class Server:
     def get(self, path: str) -> httpx.Response:
         return httpx.get(self.url + path, timeout=WAIT_S)
 
+    def post(self, path: str, body: object) -> httpx.Response:
+        return httpx.post(self.url + path, json=body, timeout=WAIT_S)
+
     def metric(self, name: str, **labels: str) -> float:
         """Return the sum of a metric's samples that carry these labels; fails without any."""
         values = []
@@ -109,6 +112,17 @@ def serving(folder: Path, model: Path, *flags: str, ready: bool = True) -> Itera
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+
+
+def engine_pid(server: Server) -> int:
+    """Return the process id of the server's engine: its child that runs the loop."""
+    pid = server.process.pid
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    for child in children:
+        line = Path(f"/proc/{child}/cmdline").read_bytes()
+        if b"spawn_main" in line:
+            return int(child)
+    raise AssertionError(f"no engine among {children}")
 
 
 def answers(server: Server, path: str) -> bool:

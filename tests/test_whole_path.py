@@ -22,7 +22,7 @@ import pytest
 
 from bench.laws import laws
 from tests import tiny
-from tests.servers import WAIT_S, Server, answers, serving, wait
+from tests.servers import WAIT_S, Server, answers, engine_pid, serving, wait
 
 FLAGS = (
     *("--kv-blocks", "48", "--max-num-batched-tokens", "64", "--max-num-seqs", "16"),
@@ -183,17 +183,6 @@ def test_a_client_that_leaves_frees_its_blocks_within_two_steps(
     )
     assert late == []
     assert cancelled[0][0] == 10
-
-
-def engine_pid(server: Server) -> int:
-    """Return the process id of the server's engine: its child that runs the loop."""
-    pid = server.process.pid
-    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    for child in children:
-        line = Path(f"/proc/{child}/cmdline").read_bytes()
-        if b"spawn_main" in line:
-            return int(child)
-    raise AssertionError(f"no engine among {children}")
 
 
 class Clients:
