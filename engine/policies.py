@@ -37,6 +37,9 @@ class View:
 
 OTHER_TENANTS = "(other)"
 DECODE_WEIGHT = 2
+LATE = "(late)"
+LATE_SHARE = 16
+"""One in so many admissions is of those that cannot meet their objective any more."""
 
 
 def widened(by_slot: Vector, slot: int) -> Vector:
@@ -74,6 +77,11 @@ class Policy:
         """Name of the line it stands in."""
         del request
         return ""
+
+    def regroup(self, request: Request, now_ns: int) -> str:
+        """Name of the line that the first of its line belongs in by now; it moves there."""
+        del now_ns
+        return request.group
 
     def group_ranks(self, groups: Sequence[str]) -> Sequence[float]:
         """Places of lines among the lines; lower goes first."""
@@ -267,13 +275,15 @@ class Objective(msgspec.Struct, frozen=True):
 
 
 class Slo(Policy):
-    """Latest start first; prefill gets what the least slack of the running ones allows.
+    """Latest start first; prefill gets what the least slack of those still in time allows.
 
     Token j of a request is due at arrival + ttft + j x tpot. Its latest start is that due time of
-    its first token less the modelled time of its prompt; the rank never changes while it waits.
-    Starvation bound: a request is overtaken only by those with an earlier latest start, which for
-    equal objectives arrived at most one modelled prompt after it; and late or not, prefill always
-    gets 1/16 of the budget.
+    its first token less the modelled time of its prompt. Whoever is past it when its turn comes
+    cannot be in time any more and moves to a line of its own, so that under overload some are in
+    time instead of nobody; those running that are late slow nobody down. Starvation bound: of those
+    that can be in time, a request is overtaken only by earlier latest starts; a late one is first
+    of its line after LATE_SHARE - 1 admissions from the other; and prefill always gets 1/16 of the
+    budget.
     """
 
     name = "slo"
@@ -284,6 +294,7 @@ class Slo(Policy):
         # By a request's slot: when its first token is due, and the time for each one after it.
         self._first_due: Vector = np.zeros(SLOTS_MIN, dtype=np.int64)
         self._tpot: Vector = np.zeros(SLOTS_MIN, dtype=np.int64)
+        self._in_time = 0  # admissions since one of the late line
 
     def rank(self, request: Request) -> tuple[int, ...]:
         """Place in line: the latest start."""
@@ -297,8 +308,26 @@ class Slo(Policy):
         self._tpot = widened(self._tpot, request.slot)
         self._first_due[request.slot], self._tpot[request.slot] = first_due_ns, round(tpot_ms * 1e6)
         fit = self.times.fitted
-        prompt_ns = round(fit.p * request.prompt_tokens) if fit else 0
+        prompt_ns = round(fit.fixed + fit.p * request.prompt_tokens) if fit else 0
         return (first_due_ns - prompt_ns, request.number)
+
+    def regroup(self, request: Request, now_ns: int) -> str:
+        """Let one that can not be in time any more give way; the preempted keep their place."""
+        late = request.state == "waiting" and now_ns > request.rank[0]
+        return LATE if late else request.group
+
+    def group_ranks(self, groups: Sequence[str]) -> Sequence[float]:
+        """Put the late last, but for every LATE_SHARE-th admission."""
+        late = -1.0 if self._in_time >= LATE_SHARE - 1 else 1.0
+        return [late if group == LATE else 0.0 for group in groups]
+
+    def charge(self, plan: Plan, output: StepOutput) -> None:
+        """Count admissions from either line."""
+        del output
+        admitted = set(plan.admitted)
+        for number, group in zip(plan.requests, plan.groups, strict=True) if admitted else ():
+            if number in admitted:
+                self._in_time = 0 if group == LATE else self._in_time + 1
 
     def due_ns(self, slots: Vector, table: Table) -> Vector:
         """Return when the next token of each is due, ns since the server's start."""
@@ -307,8 +336,9 @@ class Slo(Policy):
         return due
 
     def running_order(self, view: View) -> Vector | None:
-        """Order by due time."""
-        return np.argsort(self.due_ns(view.slots, view.table), kind="stable")
+        """Order by due time, those that are late already after all others."""
+        due = self.due_ns(view.slots, view.table)
+        return np.lexsort((due, due < view.now_ns))
 
     def victim(self, unplaced: Sequence[Request]) -> Request:
         """Return the one with most time left."""
@@ -316,12 +346,16 @@ class Slo(Policy):
         return unplaced[int(np.argmax(self.due_ns(slots, unplaced[0].table)))]
 
     def prefill_budget(self, view: View) -> int | None:
-        """Return the tokens that fit before the least slack of those decoding runs out."""
+        """Return the tokens that fit before the least slack of those decoding in time runs out."""
         fit, table = self.times.fitted, view.table
-        slots = view.slots[table.read[view.slots] > table.prompt[view.slots]]
-        if fit is None or fit.p <= 0 or not slots.size:
+        if fit is None or fit.p <= 0:
             return None
-        slack_ns = int(self.due_ns(slots, table).min()) - view.now_ns
+        slots = view.slots[table.read[view.slots] > table.prompt[view.slots]]
+        due = self.due_ns(slots, table)
+        in_time = due >= view.now_ns
+        if not in_time.any():
+            return None
+        slack_ns = int(due[in_time].min()) - view.now_ns
         context = int(table.computed[slots].sum())
         spare_ns = slack_ns - fit.fixed - fit.d * len(slots) - fit.c * context
         floor = max(1, self.config.max_num_batched_tokens // 16)

@@ -6,7 +6,7 @@ chunked prefill, decode, resumption and prefix hits are all "known - computed - 
 budget and blocks go". Never touches tensors or clocks, and never asks a policy for its name.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import numpy as np
 
@@ -152,7 +152,7 @@ class Scheduler:
     def _make_room(self, draft: Draft, now_ns: int) -> None:
         """Let the policy preempt for the first in line when a slot or blocks lack."""
         for _ in range(self.config.policy_preemptions_max):
-            candidate = self.roster.waiting.head()
+            candidate = self._head(now_ns)
             if candidate is None:
                 return
             view = self._view(now_ns, draft.left)
@@ -239,9 +239,7 @@ class Scheduler:
         refused: list[tuple[Request, AdmissionStop]] = []
         passed = 0
         while True:
-            request = self.roster.waiting.head(
-                self.policy.group_ranks, skip={other.group for other, _ in refused}
-            )
+            request = self._head(now_ns, skip={other.group for other, _ in refused})
             stop = self._admission.first_refusal(draft, request, self._view(now_ns, draft.left))
             if request is not None and stop is None:
                 self._admit(draft, request, now_ns)
@@ -259,6 +257,16 @@ class Scheduler:
         plan.admission_blocker = request.number if request else None
         if plan.admitted:
             self.batching.formed()
+
+    def _head(self, now_ns: int, skip: Collection[str] = ()) -> Request | None:
+        """Return the first in line, once everybody before it stands in the line it belongs in."""
+        waiting, policy = self.roster.waiting, self.policy
+        while (head := waiting.head(policy.group_ranks, skip)) is not None:
+            group = policy.regroup(head, now_ns)
+            if group == head.group:
+                break
+            waiting.move(head, group)
+        return head
 
     def _admit(self, draft: Draft, request: Request, now_ns: int) -> None:
         """Make a waiting sequence run: reserve all its blocks and place its first tokens."""

@@ -15,6 +15,8 @@ from telemetry.records import StepModel
 
 WINDOW_STEPS = 2000
 REFIT_STEPS = 200
+FIRST_FITS = (25, 50, 100)
+"""Steps after which a young engine fits, so that nobody plans blind for long."""
 SUBSETS = [list(chosen) for size in range(4, 0, -1) for chosen in combinations(range(4), size)]
 
 Floats = npt.NDArray[np.float64]
@@ -62,7 +64,7 @@ class StepTimes:
         self._features[slot, 1:] = prefill, decode, context
         self._targets[slot] = device_ns
         self._seen += 1
-        if self._seen % REFIT_STEPS:
+        if self._seen % REFIT_STEPS and self._seen not in FIRST_FITS:
             return None
         kept = min(self._seen, WINDOW_STEPS)
         features, targets = self._features[:kept], self._targets[:kept]

@@ -16,7 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-TESTS = ("tests/test_timelines.py", "tests/test_oracle.py", "tests/test_scheduler.py")
+TESTS = tuple(
+    f"tests/test_{name}.py"
+    for name in ("timelines", "running", "waiting", "scheduler", "policies", "oracle")
+)
 TARGETS = (
     *("scheduler", "roster", "admission", "draft", "kv", "waiting", "batching", "policies"),
     *("table", "running"),

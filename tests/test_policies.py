@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from engine.config import POLICY_NAMES
-from engine.step_model import REFIT_STEPS, StepTimes, fit_non_negative
+from engine.policies import DECODE_WEIGHT, LATE_SHARE
+from engine.step_model import FIRST_FITS, REFIT_STEPS, StepTimes, fit_non_negative
 from tests.simulation import STEP_NS, Simulation
 
 
@@ -188,5 +189,69 @@ def test_the_model_is_on_record_each_refit() -> None:
         simulation.step(4)
     simulation.drain()
     steps = sum(bool(record.requests) for record in simulation.emitted.iterations)
-    assert len(simulation.emitted.step_models) == steps // REFIT_STEPS > 0
+    assert len(simulation.emitted.step_models) == len(FIRST_FITS) + steps // REFIT_STEPS > 3
     assert simulation.emitted.step_models[-1].fixed == pytest.approx(STEP_NS, rel=0.05)
+
+
+def test_slo_lets_the_hopeless_give_way_and_not_for_ever() -> None:
+    """H is too late for its objective when its turn comes: one in LATE_SHARE admissions is its."""
+    simulation = Simulation(scheduling_policy="slo", max_num_seqs=1, kv_blocks=32, ttft_ms=1000)
+    simulation.add("A", 4, 8)
+    simulation.step()
+    hopeless = simulation.add("H", 4, 2, slo='{"ttft_ms": 2}')
+    first = simulation.add("F", 4, 2)
+    for turn in range(60):
+        simulation.add(f"f{turn}", 4, 2)
+        simulation.step()
+    order = [number for record in simulation.emitted.iterations for number in record.admitted]
+    assert order.index(first) == 1
+    assert order.index(hopeless) == LATE_SHARE - 1
+
+
+def test_slo_is_not_slowed_by_those_that_are_late_already() -> None:
+    """A misses its pace whatever comes: B's prompt gets the whole budget, not a sixteenth."""
+    simulation = Simulation(
+        scheduling_policy="slo", max_num_batched_tokens=96, kv_blocks=64, max_model_len=512
+    )
+    for number in range(13):
+        simulation.add(f"t{number}", 10 + 5 * number, 16)
+        simulation.drain()
+    late = simulation.add("A", 8, 60, slo='{"ttft_ms": 0.1, "tpot_ms": 0.1}')
+    simulation.step(4)
+    long = simulation.add("B", 200, 2)
+    simulation.step()
+    record = simulation.emitted.iterations[-1]
+    rows = dict(zip(record.requests, record.token_counts, strict=True))
+    assert rows == {late: 1, long: 95}
+
+
+def test_fair_counts_a_decode_twice() -> None:
+    """One tenant's prompt of 24 tokens weighs as much as another's 12 decodes."""
+    simulation = Simulation(scheduling_policy="fair", max_num_seqs=2, kv_blocks=32)
+    simulation.add("P", 24, 1, tenant="prompts")
+    simulation.add("D", 1, 13, tenant="decodes")
+    simulation.drain()
+    policy = simulation.scheduler.policy
+    prompts, decodes = policy.group_ranks(["prompts", "decodes"])
+    assert prompts == 24
+    assert decodes == 1 + 12 * DECODE_WEIGHT
+
+
+def test_slo_gives_up_on_nobody_before_its_latest_start_is_past() -> None:
+    simulation = Simulation(scheduling_policy="slo", max_num_seqs=1, kv_blocks=32, ttft_ms=5)
+    number = simulation.add("A", 4, 2)
+    request = simulation.scheduler.roster.requests[number]
+    policy, latest_start_ns = simulation.scheduler.policy, request.rank[0]
+    assert policy.regroup(request, latest_start_ns) == request.group
+    assert policy.regroup(request, latest_start_ns + 1) != request.group
+
+
+def test_a_prompt_that_fits_whole_is_none_of_the_partial_ones() -> None:
+    """partial_prefills_max bounds those that leave tokens for later, not the short ones."""
+    simulation = Simulation(
+        partial_prefills_max=1, long_prefill_tokens=8, max_num_batched_tokens=32, kv_blocks=32
+    )
+    long = simulation.add("L", 40, 2)
+    short = simulation.add("S", 8, 2)
+    simulation.step()
+    assert simulation.emitted.iterations[0].admitted == [long, short]
