@@ -30,7 +30,7 @@ PIPELINE_MAX = 8
 PIPELINED_BYTES_MAX = 256 * 1024
 CHUNK_FRAME_BYTES = 16
 """What one byte of a chunked body may bring along: its chunk's own head and end."""
-LINGER_S = 2.0
+LINGER_S, LINGER_BYTES = 2.0, 2**20
 """How long a refused client may go on sending before it is cut; it reads the refusal meanwhile."""
 LINGERING_MAX = 64
 OTHER_FILES = 256
@@ -57,7 +57,7 @@ class Limits:
     stall_s: float
 
 
-def limits_of(config: ServerConfig) -> Limits:
+def _limits(config: ServerConfig) -> Limits:
     """Return the limits that the configuration asks for."""
     return Limits(
         connections_max=config.max_connections,
@@ -83,8 +83,8 @@ def enough_descriptors(connections_max: int) -> int | None:
 class Connections:
     """All open connections of a server; bounded in total and for each client address."""
 
-    def __init__(self, limits: Limits) -> None:
-        self.limits = limits
+    def __init__(self, config: ServerConfig) -> None:
+        self.limits = _limits(config)
         self._open: set[Connection] = set()
         self._by_address: Counter[str] = Counter()
         self._cut: Counter[str] = Counter()
@@ -210,6 +210,7 @@ class Connection(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         """Feed the parser, then see how far the request has come and when the rest is due."""
         if self._part == "refused":
+            self._throw_away(len(data))
             return
         messages = self._messages
         fresh = self._part == "idle"
@@ -234,6 +235,12 @@ class Connection(HttpToolsProtocol):
                 self._refuse_head()
         else:
             self._expect_body(len(data), now_s)
+
+    def _throw_away(self, read_bytes: int) -> None:
+        """Let a refused client go on for a while, so that it comes to read why."""
+        self._body_bytes += read_bytes
+        if self._body_bytes > LINGER_BYTES:
+            self.flow.pause_reading()
 
     def _feed(self, data: bytes) -> None:
         self._unset_keepalive_if_required()

@@ -5,6 +5,7 @@ routes. Knows keys, sessions, origins and bodies, and asks each. Must never read
 costs a plain request some microseconds.
 """
 
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -12,9 +13,11 @@ from starlette.responses import RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from server.bodies import Bodies, Body
+from server.config import ServerConfig
 from server.errors import ApiError
 from server.keys import Caller, KeyRing
-from server.origins import Origins
+from server.origins import Origins, origins_of
+from server.queue import Queue
 from server.sessions import Sessions, token_in
 
 OPEN_PATHS = frozenset({"/health", "/ready", "/session"})
@@ -42,6 +45,18 @@ class Checks:
     sessions: Sessions
     origins: Origins
     bodies: Bodies
+
+
+def checks_of(config: ServerConfig, keys: KeyRing | None, queue: Queue) -> Checks:
+    """Return the checks that the configuration asks for."""
+    return Checks(
+        keys=keys,
+        sessions=Sessions(time.monotonic),
+        origins=origins_of(config),
+        bodies=Bodies(
+            each_max=config.body_bytes_max, all_max=config.max_inflight_bytes, queue=queue
+        ),
+    )
 
 
 class Gate:

@@ -24,23 +24,21 @@ import uvicorn
 from engine.messages import Progress
 from engine.spec import ModelSpec, TokenizerMetadata, read_spec, read_tokenizer_metadata
 from server.app import build_app
-from server.bodies import Bodies
 from server.chat_template import ChatTemplate
 from server.clock import Clock
 from server.config import ServerConfig, shown
-from server.connections import Connections, enough_descriptors, limits_of
+from server.connections import Connections, enough_descriptors
 from server.context import Context
 from server.demo import fetch_demo_model
 from server.engine_client import EngineClient, EngineFailed, Identity
 from server.errors import engine_down
 from server.explainer import Explainer
-from server.gate import Checks
+from server.gate import checks_of
 from server.generation import Generations, Parts
 from server.keys import KEY_CHARS_ADVISED, KeyRing
 from server.log import facts
-from server.origins import is_loopback, origins_of
-from server.queue import Queue, QueueLimits
-from server.sessions import Sessions
+from server.origins import is_loopback
+from server.queue import Queue, limits_of
 from server.tokenizer import Tokenizer, build_tokenizer
 from server.watchdog import Watchdog
 from telemetry.bus import Bus
@@ -133,13 +131,7 @@ def _template(metadata: TokenizerMetadata) -> tuple[ChatTemplate | None, str]:
 def build_context(config: ServerConfig, model: Model, keys: KeyRing | None) -> Context:
     """Return the parts of a server, put together and not started. Needs a running event loop."""
     clock = Clock.start()
-    limits = QueueLimits(
-        requests_max=config.max_queue_requests,
-        tokens_max=config.max_queue_tokens,
-        tenant_requests_max=config.max_tenant_requests,
-        tenant_tokens_max=config.max_tenant_tokens,
-    )
-    queue = Queue(limits, clock.now_ns)
+    queue = Queue(limits_of(config), clock.now_ns)
     run_id = time.strftime("%Y%m%dT%H%M%S", time.gmtime()) + "-" + secrets.token_hex(3)
     bus = Bus(run_id=run_id, capacity=config.telemetry.ring_records)
     engine = EngineClient(
@@ -149,9 +141,6 @@ def build_context(config: ServerConfig, model: Model, keys: KeyRing | None) -> C
         clock=clock,
         spec=model.spec,
         queue=queue,
-    )
-    bodies = Bodies(
-        each_max=config.body_bytes_max, all_max=config.max_inflight_bytes, queue=queue
     )
     template, template_fault = _template(model.metadata)
     history = History(bus=bus, config=config.telemetry)
@@ -191,9 +180,7 @@ def build_context(config: ServerConfig, model: Model, keys: KeyRing | None) -> C
         template=template,
         template_fault=template_fault,
         generations=Generations(parts),
-        checks=Checks(
-            keys=keys, sessions=Sessions(time.monotonic), origins=origins_of(config), bodies=bodies
-        ),
+        checks=checks_of(config, keys, queue),
         model_names=model.names,
     )
 
@@ -212,7 +199,7 @@ class Life:
         self._listening = listening
         self._log = logging.getLogger("iterscope")
         self._context = build_context(config, model, keys)
-        self._connections = Connections(limits_of(config))
+        self._connections = Connections(config)
         self._web = Web(
             uvicorn.Config(
                 build_app(self._context),

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
+from server.config import ServerConfig
 from server.drain_rate import DrainRate
 from server.errors import ApiError, overloaded
 from telemetry.records import Iteration, RejectionReason
@@ -52,6 +53,16 @@ class QueueLimits:
     tokens_max: int
     tenant_requests_max: int | None = None
     tenant_tokens_max: int | None = None
+
+
+def limits_of(config: ServerConfig) -> QueueLimits:
+    """Return the limits that the configuration asks for."""
+    return QueueLimits(
+        requests_max=config.max_queue_requests,
+        tokens_max=config.max_queue_tokens,
+        tenant_requests_max=config.max_tenant_requests,
+        tenant_tokens_max=config.max_tenant_tokens,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
