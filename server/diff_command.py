@@ -6,6 +6,7 @@ up where --url, --history or --file say. Exits 1 when B is worse than chance all
 """
 
 import argparse
+import math
 import sys
 from contextlib import ExitStack
 from pathlib import Path
@@ -182,6 +183,8 @@ def _change_cells(change: Change) -> tuple[Text, str, Text]:
 
 
 def _number(value: float) -> str:
+    if math.isnan(value):
+        return "-"
     return f"{value:.3f}" if abs(value) < 10 else f"{value:,.1f}"
 
 

@@ -7,6 +7,7 @@ live file but to delete what a finished segment holds.
 """
 
 import logging
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -63,6 +64,8 @@ class Archive:
         self.lost_records = 0
         self.unread = 0
         self.rows_moved = 0
+        self.still = threading.Lock()
+        """Who holds it sees every row once, however long it reads: none leaves a file meanwhile."""
 
     # ---- what others ask
 
@@ -302,8 +305,9 @@ class Archive:
         self._segments = tuple(s for s in self._segments if s.path.name not in names)
 
     def _detach_left(self) -> None:
-        while self._leaving:
-            detach(self._cursor, self._leaving.pop())
+        with self.still:
+            while self._leaving:
+                detach(self._cursor, self._leaving.pop())
 
     def _show(self) -> None:
         """Let the views, and who follows, know the parts of this moment."""
@@ -337,12 +341,14 @@ class Archive:
         """Delete live rows that a segment holds, in one transaction."""
         if not through:
             return
-        self._cursor.execute("BEGIN")
-        try:
-            for name in self._live.columns:
-                self._cursor.execute(f"DELETE FROM {LIVE}.{name} WHERE {covered(name, through)}")
-            self._cursor.execute("COMMIT")
-        except duckdb.Error:
-            with suppress(duckdb.Error):
-                self._cursor.execute("ROLLBACK")
-            raise
+        with self.still:
+            self._cursor.execute("BEGIN")
+            try:
+                for name in self._live.columns:
+                    where = covered(name, through)
+                    self._cursor.execute(f"DELETE FROM {LIVE}.{name} WHERE {where}")
+                self._cursor.execute("COMMIT")
+            except duckdb.Error:
+                with suppress(duckdb.Error):
+                    self._cursor.execute("ROLLBACK")
+                raise

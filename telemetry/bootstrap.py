@@ -46,8 +46,10 @@ def estimate(statistic: Statistic, blocks: int) -> Estimate:
         blocks, np.full(blocks, 1 / blocks), size=RESAMPLES
     )
     figures = statistic(draws.astype(np.float64))
-    error = float(np.nanstd(figures)) * math.sqrt(blocks / (blocks - 1))
-    return Estimate(value, error, blocks)
+    known = figures[np.isfinite(figures)]
+    if not math.isfinite(value) or not known.size:
+        return Estimate(value, math.inf, blocks)
+    return Estimate(value, float(known.std()) * math.sqrt(blocks / (blocks - 1)), blocks)
 
 
 def half_width(a: Estimate, b: Estimate, *, confidence: float, comparisons: int) -> float:

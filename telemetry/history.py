@@ -10,7 +10,8 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -143,15 +144,18 @@ class History:
             raise HistoryUnavailable(self._why_not() or "history was closed")
         yield from store.live_rows()
 
-    def open_catalog(self) -> tuple[Path, duckdb.DuckDBPyConnection]:
-        """Return the folder and a new connection to all it holds, for one thread to close soon.
+    @contextmanager
+    def catalog(self) -> Iterator[tuple[Path, duckdb.DuckDBPyConnection]]:
+        """Yield the folder and a connection to all it holds, from which no row leaves meanwhile.
 
-        It reaches no file outside the folder. Raises HistoryUnavailable.
+        For one thread, and for seconds. It reaches no file outside the folder. Raises
+        HistoryUnavailable.
         """
         store = self._store
         if store is None or self._folder is None:
             raise HistoryUnavailable(self._why_not() or "history was closed")
-        return self._folder, store.cursor()
+        with store.archive.still, closing(store.cursor()) as cursor:
+            yield self._folder, cursor
 
     def close(self, deadline_s: float = 5.0) -> bool:
         """Store what is published, checkpoint, let go of the folder; False when out of time."""

@@ -161,11 +161,10 @@ class Recorder:
             self._log.error("incident: %s; recorded in %s", line, path)
 
     def _make(self, asked: TimeRange, note: Note) -> Path:
-        """Record a range of all published so far; a rotation in between costs a second try."""
+        """Record a range of all that is published so far."""
         self._history.flush(FLUSH_S)
-        for last_try in (False, True):
-            folder, cursor = self._history.open_catalog()
-            try:
+        try:
+            with self._history.catalog() as (folder, cursor):
                 spans = spans_of(asking(cursor), asked, now_unix_us=note.made_unix_us)
                 if sum(span.to_ns - span.from_ns for span in spans) > LONGEST_S * 1e9:
                     hours = LONGEST_S // 3600
@@ -173,15 +172,10 @@ class Recorder:
                 path = incident_path(folder, note)
                 remove_leftovers(folder)
                 write_record(cursor, path, spans, note, stopped=lambda: self._stopping)
-            except duckdb.Error as error:
-                if last_try:
-                    raise HistoryUnavailable(one_line(str(error))) from error
-            else:
-                self._bound(folder)
-                return path
-            finally:
-                cursor.close()
-        raise AssertionError
+        except duckdb.Error as error:
+            raise HistoryUnavailable(one_line(str(error))) from error
+        self._bound(folder)
+        return path
 
     def _bound(self, folder: Path) -> None:
         config = self._config

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, Protocol
 
-LENGTH = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
+LENGTH = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ms|s|m|h|d)")
 SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
