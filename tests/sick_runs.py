@@ -23,7 +23,7 @@ from telemetry.records import (
 )
 from tests import samples
 from tests.histories import WAIT_S, kept
-from tests.recordings import published
+from tests.recordings import placed, published, write_file
 from tests.simulation import Simulation
 
 Kind = TypeVar("Kind", bound=Record)
@@ -346,16 +346,30 @@ SICK: dict[str, Callable[[], list[Record]]] = {
 """Lint or law to the run that has its fault and no other."""
 
 
+def a_day_apart(runs: dict[str, list[Record]]) -> dict[str, list[Record]]:
+    """Return the runs with their servers started on days of their own."""
+    return {
+        run_id: [
+            replace(r, started_unix_us=FIRST_STARTED_UNIX_US + day * DAY_US)
+            if isinstance(r, Run)
+            else r
+            for r in records
+        ]
+        for day, (run_id, records) in enumerate(runs.items())
+    }
+
+
+def write_runs(path: Path, runs: dict[str, list[Record]]) -> Path:
+    """Write the runs into one file, a day apart."""
+    return write_file(path, *(placed(r, run_id) for run_id, r in a_day_apart(runs).items()))
+
+
 def write(folder: Path, runs: dict[str, list[Record]]) -> None:
     """Write the runs into one history, a day apart, each by a server of its own."""
-    for day, (run_id, records) in enumerate(runs.items()):
+    for run_id, records in a_day_apart(runs).items():
         with kept(folder, run_id) as (bus, history):
             for index, record in enumerate(records):
-                if isinstance(record, Run):
-                    started = FIRST_STARTED_UNIX_US + day * DAY_US
-                    bus.publish(replace(record, started_unix_us=started))
-                else:
-                    bus.publish(record)
+                bus.publish(record)
                 if index % FLUSHED_RECORDS == 0:
                     assert history.flush(WAIT_S)
             assert history.flush(WAIT_S)

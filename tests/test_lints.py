@@ -17,20 +17,31 @@ from telemetry.named import WINDOW, catalogue, of_kind
 from telemetry.records import Iteration, Record, RequestEnd, RequestStart, Run
 from tests import samples, sick_runs
 from tests.recordings import placed, write_file
-from tests.sick_runs import DAY_US, FIRST_STARTED_UNIX_US, SICK, healthy, plain_run
+from tests.sick_runs import (
+    DAY_US,
+    FIRST_STARTED_UNIX_US,
+    SICK,
+    healthy,
+    plain_run,
+    write_runs,
+)
 
 CHECKS = [query.name for query in of_kind("lint", "law")]
 Found = list[dict[str, Any]]
 EVERYTHING: dict[str, object] = {"from_unix_us": 0}
 
 
+STORED = ("slow_host", "engine_deaths", "preemption_thrash", "no_step_missing")
+"""Runs that go through the real bus, history and store; all others into the same tables."""
+
+
 @pytest.fixture(scope="module")
-def history(tmp_path_factory: pytest.TempPathFactory) -> Iterator[duckdb.DuckDBPyConnection]:
-    folder = tmp_path_factory.mktemp("history")
-    sick_runs.write(folder, {"healthy": healthy()} | {name: make() for name, make in SICK.items()})
-    connection = database.open_read_only(folder)
-    yield connection
-    connection.close()
+def record(tmp_path_factory: pytest.TempPathFactory) -> Iterator[duckdb.DuckDBPyConnection]:
+    """Every run in one file, a day apart: healthy, then each with its fault."""
+    runs = {"healthy": healthy()} | {name: make() for name, make in SICK.items()}
+    path = write_runs(tmp_path_factory.mktemp("record") / "runs.duckdb", runs)
+    with duckdb.connect(path, read_only=True) as connection:
+        yield connection
 
 
 def found(connection: duckdb.DuckDBPyConnection, name: str, **given: object) -> Found:
@@ -53,23 +64,35 @@ def test_every_lint_and_law_has_its_planted_fault() -> None:
 
 @pytest.mark.parametrize("name", CHECKS)
 def test_a_fault_is_found_by_its_own_lint_and_once(
-    history: duckdb.DuckDBPyConnection, name: str
+    record: duckdb.DuckDBPyConnection, name: str
 ) -> None:
-    rows = found(history, name)
+    rows = found(record, name)
     assert [row["run_id"] for row in rows] == [name]
 
 
-def test_a_window_leaves_out_what_lies_outside(history: duckdb.DuckDBPyConnection) -> None:
+def test_the_real_history_tells_the_same(tmp_path: Path) -> None:
+    sick_runs.write(tmp_path, {"healthy": healthy()} | {name: SICK[name]() for name in STORED})
+    connection = database.open_read_only(tmp_path)
+    try:
+        wrong = {name: rows for name in CHECKS if (rows := found(connection, name))}
+    finally:
+        connection.close()
+    assert {name: [row["run_id"] for row in rows] for name, rows in wrong.items()} == {
+        name: [name] for name in STORED
+    }
+
+
+def test_a_window_leaves_out_what_lies_outside(record: duckdb.DuckDBPyConnection) -> None:
     """Runs lie a day apart: a window of one run finds that run's fault and no other."""
     place = {name: day for day, name in enumerate(SICK, 1)}
     for name in ("slow_host", "survived_faults", "engine_deaths", "parts_sum_to_tile"):
         begin = FIRST_STARTED_UNIX_US + place[name] * DAY_US
         window = {"from_unix_us": begin, "to_unix_us": begin + DAY_US}
-        assert found(history, name, **window)
+        assert found(record, name, **window)
         elsewhere = {"from_unix_us": begin - DAY_US, "to_unix_us": begin}
-        assert found(history, name, **elsewhere) == []
-        assert found(history, name, run_id=name)
-        assert found(history, name, run_id="healthy") == []
+        assert found(record, name, **elsewhere) == []
+        assert found(record, name, run_id=name)
+        assert found(record, name, run_id="healthy") == []
 
 
 @pytest.mark.parametrize(
@@ -97,10 +120,10 @@ def test_a_window_leaves_out_what_lies_outside(history: duckdb.DuckDBPyConnectio
     ],
 )
 def test_thresholds_are_parameters(
-    history: duckdb.DuckDBPyConnection, name: str, threshold: dict[str, float]
+    record: duckdb.DuckDBPyConnection, name: str, threshold: dict[str, float]
 ) -> None:
-    assert found(history, name)
-    assert found(history, name, **threshold) == []
+    assert found(record, name)
+    assert found(record, name, **threshold) == []
 
 
 def test_every_threshold_of_a_lint_is_tried() -> None:

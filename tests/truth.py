@@ -7,7 +7,7 @@ file of runs that queries are asked on. Tests of post-mortems use it. Never look
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,6 @@ from telemetry.records import (
     StepModel,
 )
 from tests import sick_runs
-from tests.recordings import placed, write_file
 from tests.sick_runs import DAY_US, FIRST_STARTED_UNIX_US, of
 
 RUNS: dict[str, Callable[[], list[Record]]] = {
@@ -46,17 +45,10 @@ RUNS: dict[str, Callable[[], list[Record]]] = {
 @contextmanager
 def opened(folder: Path) -> Iterator[duckdb.DuckDBPyConnection]:
     """Write every run into one file, a day apart, and open it."""
-    written = [
-        placed(
-            [
-                replace(r, started_unix_us=started_us(name)) if isinstance(r, Run) else r
-                for r in make()
-            ],
-            name,
-        )
-        for name, make in RUNS.items()
-    ]
-    with duckdb.connect(write_file(folder / "runs.duckdb", *written), read_only=True) as connection:
+    path = sick_runs.write_runs(
+        folder / "runs.duckdb", {name: make() for name, make in RUNS.items()}
+    )
+    with duckdb.connect(path, read_only=True) as connection:
         yield connection
 
 

@@ -14,7 +14,7 @@ WITH checked AS (
   SELECT i.run_id, i.seq, i.end_at_ns, i.lost_before, i.requests, i.token_counts, i.preempted,
          i.preempted_lost_tokens, i.admitted, i.admitted_cached_tokens
   FROM iteration i JOIN span w ON w.run_id = i.run_id AND i.end_at_ns < w.end_ns
-  WHERE i.end_at_ns >= (SELECT min(arrived_at_ns) FROM checked)
+  WHERE i.end_at_ns >= (SELECT coalesce(min(arrived_at_ns), 9223372036854775807) FROM checked)
 ), moved AS (
   SELECT run_id, unnest(requests) AS request, unnest(token_counts) AS tokens, 0 AS lost, 0 AS cached
   FROM since
