@@ -3,19 +3,14 @@
 No server runs here: nothing in these tables may reach an engine.
 """
 
-import asyncio
 import json
 from contextlib import nullcontext
 from typing import Any
 
-import httpx
 import pytest
 from msgspec.structs import replace
-from starlette.types import Message, Receive, Scope, Send
 
 from engine.messages import SamplingParams
-from server.app import Gate
-from server.config import ServerConfig
 from server.decoding import decode
 from server.errors import ApiError
 from server.sampling import check_tokens, sampling_of
@@ -184,36 +179,3 @@ def test_no_tokens_may_be_asked_for_with_echo_alone(most: int) -> None:
         with pytest.raises(ApiError) if refused else nullcontext() as caught:
             check(decode(text, CompletionRequest))
         assert caught is None or caught.value.param == "max_tokens"
-
-
-# ---- the key
-
-
-def gated(key: str | None, **headers: str) -> int:
-    """Return the status of a request that passes the gate of a server with this key."""
-
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        start: Message = {"type": "http.response.start", "status": 200, "headers": []}
-        await send(start)
-        await send({"type": "http.response.body", "body": b""})
-
-    async def ask() -> int:
-        transport = httpx.ASGITransport(Gate(app, ServerConfig(api_key=key)))
-        async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
-            return (
-                await client.get(headers.pop("path", "/v1/models"), headers=headers)
-            ).status_code
-
-    return asyncio.run(ask())
-
-
-def test_the_key_guards_everything_but_health() -> None:
-    assert gated(None) == 200
-    assert gated("secret") == 401
-    assert gated("secret", authorization="Bearer wrong") == 401
-    assert gated("secret", authorization="Basic secret") == 401
-    assert gated("secret", authorization="Bearer secret") == 200
-    assert gated("secret", authorization="bearer  secret ") == 200
-    assert gated("secret", path="/health") == 200
-    assert gated("secret", path="/metrics") == 401
-    assert gated("secret", path="/dashboard/") == 401
