@@ -25,6 +25,7 @@ from engine.build import build
 from engine.config import BATCHING_MODES, POLICY_NAMES, EngineConfig
 from engine.core import Core
 from engine.messages import Gains, SamplingParams, Submit
+from engine.plan import Clock
 from telemetry.records import Fault, Iteration, RequestEnd, RequestStart, StepModel
 
 TRACE = Path(__file__).parent / "data" / "azure_conv_200.csv"
@@ -45,7 +46,7 @@ class WallClock:
 class Recorder:
     """Keeps what the core emits, with the instant of every token."""
 
-    clock: WallClock
+    clock: Clock
     lost: int = 0
     iterations: list[Iteration] = field(default_factory=list)
     ends: list[RequestEnd] = field(default_factory=list)
