@@ -27,7 +27,7 @@ from bench.whole_path import wait_ready
 
 TEXT = re.compile(rb'"text":"(a+)"')
 SETTLE_S = 2.0
-PROMPT = [10, 11, 12, 13]
+PROMPT = "a"
 
 
 class Stream(asyncio.Protocol):

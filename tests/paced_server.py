@@ -1,9 +1,9 @@
-"""A real `iterscope serve` whose engine computes nothing: a fake runner that steps on a beat.
+"""A real `iterscope serve` whose engine computes nothing: a fake runner that parrots, on a beat.
 
 Owns the fake (the Runner seam) and the program; bench/streams.py and tests start it as a process,
-`python -m tests.paced_server --step-ms 100 serve ...`. Every row of a step gains the letter a, and
-a step ends on a whole multiple of the beat on CLOCK_MONOTONIC, so that a client that reads the
-same clock knows when each of its tokens was made.
+`python -m tests.paced_server --step-ms 100 serve ...`. Every answer is its prompt's tokens, again
+and again, so a test chooses what is generated. A step ends on a whole multiple of the beat on
+CLOCK_MONOTONIC, so that a client that reads the same clock knows when each token was made.
 """
 
 import argparse
@@ -25,32 +25,34 @@ from engine.spec import read_spec
 from engine.step_model import StepTimes
 from server.cli import main
 from telemetry.records import SCHEMA_VERSION, Run
-from tests import tiny
-
-LETTER = tiny.tokenizer().token_to_id("a")
 
 
 class PacedStep:
     """A step that is done at the next beat; a beat of 0 is at once."""
 
-    def __init__(self, rows: int, step_ns: int) -> None:
-        self._rows = rows
+    def __init__(self, tokens: list[int], step_ns: int) -> None:
+        self._tokens = tokens
         self._step_ns = step_ns
 
     def wait(self) -> StepOutput:
         if self._step_ns:
             time.sleep((self._step_ns - time.monotonic_ns() % self._step_ns) / 1e9)
-        return StepOutput(tokens=[LETTER] * self._rows, device_ns=self._step_ns)
+        return StepOutput(tokens=self._tokens, device_ns=self._step_ns)
 
 
 class PacedRunner:
-    """Samples the same letter for every row that is due one."""
+    """Samples for each row the next token of its own prompt, the first after the last."""
 
     def __init__(self, step_ns: int) -> None:
         self._step_ns = step_ns
 
     def run(self, plan: Plan) -> PacedStep:
-        return PacedStep(sum(plan.samples), self._step_ns)
+        tokens = []
+        for row, request in enumerate(plan.rows):
+            if plan.samples[row]:
+                prompt = request.submit.prompt
+                tokens.append(prompt[plan.output_indices[row] % len(prompt)])
+        return PacedStep(tokens, self._step_ns)
 
     def forget(self, request: int) -> None:
         pass

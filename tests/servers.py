@@ -21,6 +21,7 @@ import httpx
 START_S = 90.0
 STOP_S = 30.0
 WAIT_S = 20.0
+PARROT = ("-m", "tests.paced_server", "--step-ms", "0")
 
 Found = TypeVar("Found")
 
@@ -91,11 +92,19 @@ def command(model: Path, *flags: str) -> list[str]:
 
 
 @contextmanager
-def serving(folder: Path, model: Path, *flags: str, ready: bool = True) -> Iterator[Server]:
-    """Start a server whose log goes to `folder`, wait until it is ready, and stop it at the end."""
+def serving(
+    folder: Path, model: Path, *flags: str, ready: bool = True, parrot: bool = False
+) -> Iterator[Server]:
+    """Start a server whose log goes to `folder`, wait until it is ready, and stop it at the end.
+
+    With `parrot` its engine computes nothing: an answer is its prompt's tokens, again and again.
+    """
     log_file = folder / f"server-{time.monotonic_ns()}.log"
     with log_file.open("wb") as log:
-        process = subprocess.Popen(command(model, *flags), stdout=log, stderr=log)
+        program = command(model, *flags)
+        if parrot:
+            program = [sys.executable, *PARROT, *program[1:]]
+        process = subprocess.Popen(program, stdout=log, stderr=log)
     server = Server(process=process, log_file=log_file, url="")
     try:
         line = re.compile(r"listening on (http://\S+)")
