@@ -22,6 +22,7 @@ from server.errors import ApiError
 from server.gate import Gate, error_response
 from server.queries_api import queries_routes
 from server.queue import QueueFull
+from server.record_api import record_routes
 from server.telemetry_api import telemetry_routes
 
 DASHBOARD = Path(__file__).parent.parent / "dashboard"
@@ -86,6 +87,7 @@ def build_app(context: Context) -> Starlette:
             *system_api.ROUTES,
             *session_api.ROUTES,
             *telemetry_routes,
+            *record_routes,
             *queries_routes,
             Mount("/dashboard", Page(directory=DASHBOARD, html=True)),
             Route("/", _root, methods=["GET"]),

@@ -21,6 +21,7 @@ from server.watchdog import Watchdog
 from telemetry.bus import Bus
 from telemetry.history import History
 from telemetry.metrics import Metrics
+from telemetry.recorder import Recorder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +37,7 @@ class Context:
     bus: Bus
     history: History
     metrics: Metrics
+    recorder: Recorder
     explainer: Explainer
     spec: ModelSpec
     engine: EngineClient

@@ -39,6 +39,7 @@ from server.keys import KEY_CHARS_ADVISED, KeyRing
 from server.log import facts
 from server.origins import is_loopback
 from server.queue import Queue, limits_of
+from server.recording import build_recorder
 from server.tokenizer import Tokenizer, build_tokenizer
 from server.watchdog import Watchdog
 from telemetry.bus import Bus
@@ -145,6 +146,7 @@ def build_context(config: ServerConfig, model: Model, keys: KeyRing | None) -> C
     template, template_fault = _template(model.metadata)
     history = History(bus=bus, config=config.telemetry)
     explainer = Explainer(bus=bus, clock=clock)
+    watchdog = Watchdog(engine, hang_s=config.engine_hang_s)
     parts = Parts(
         queue_deadline_s=config.queue_deadline_s,
         engine=engine,
@@ -172,10 +174,17 @@ def build_context(config: ServerConfig, model: Model, keys: KeyRing | None) -> C
                 "iterscope_history_lost_total": lambda: float(history.status().lost),
             },
         ),
+        recorder=build_recorder(
+            config,
+            bus=bus,
+            history=history,
+            clock=clock,
+            stalled_s=lambda: watchdog.stalled_s if engine.state == "ready" else 0.0,
+        ),
         explainer=explainer,
         spec=model.spec,
         engine=engine,
-        watchdog=Watchdog(engine, hang_s=config.engine_hang_s),
+        watchdog=watchdog,
         tokenizer=model.tokenizer,
         template=template,
         template_fault=template_fault,
@@ -209,6 +218,7 @@ class Life:
                 log_config=None,
                 access_log=False,
                 server_header=False,
+                proxy_headers=False,
                 timeout_keep_alive=cast("int", config.keep_alive_s),
                 timeout_graceful_shutdown=int(2 * CUT_S),
             )
@@ -226,6 +236,7 @@ class Life:
         sweeping = asyncio.create_task(self._connections.watch())
         context.history.start()
         context.metrics.start()
+        context.recorder.start()
         context.explainer.start()
         try:
             await context.engine.start()
@@ -343,6 +354,7 @@ class Life:
         # An engine that still loads reads no command: it is not waited for.
         await context.engine.stop(ENGINE_S if context.engine.state == "ready" else 0.0)
         await context.explainer.stop()
+        await asyncio.to_thread(context.recorder.stop)
         await asyncio.to_thread(context.history.close)
         context.metrics.stop()
         context.tokenizer.close()
