@@ -10,13 +10,14 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from telemetry.bus import Bus
+from telemetry.explain_fold import CauseFold
 from telemetry.records import (
-    Cause,
+    Delivery,
     Iteration,
     Record,
     RequestCause,
     RequestEnd,
-    RequestShare,
     RequestStart,
     Run,
     StepModel,
@@ -43,10 +44,10 @@ def of(kind: type[Kind], records: list[Record]) -> list[Kind]:
 # ---- the server's part of a record
 
 
-def delivered(end: RequestEnd) -> list[Record]:
-    """What the server adds once a sequence ended: its delivery, causes and share."""
+def delivered(end: RequestEnd) -> Delivery:
+    """What the server tells of a sequence once it ended."""
     first = end.first_token_at_ns
-    delivery = samples.delivery(
+    return samples.delivery(
         end.request,
         received_at_ns=end.received_at_ns,
         tokenized_at_ns=end.received_at_ns,
@@ -54,27 +55,6 @@ def delivered(end: RequestEnd) -> list[Record]:
         first_write_at_ns=first and first + 1_000_000,
         last_write_at_ns=first and end.released_at_ns + 2_000_000,
     )
-    left = (delivery.last_write_at_ns or end.released_at_ns) - end.received_at_ns
-    waited = (end.admitted_at_ns or end.decided_at_ns) - end.arrived_at_ns
-    rest = left - waited
-    parts: dict[Cause, int] = {
-        "queue_seqs": waited,
-        "neighbour_prefill": rest * 3 // 10,
-        "neighbour_decode": rest // 10,
-        "own_prefill": rest // 5,
-    }
-    parts["own_decode"] = left - sum(parts.values())
-    causes: list[Record] = [
-        RequestCause(request=end.request, cause=cause, ns=ns, rule="fitted")
-        for cause, ns in parts.items()
-    ]
-    share = RequestShare(
-        request=end.request,
-        device_ns=1000 * (end.prompt_tokens + end.output_tokens),
-        kv_block_ns=10 * left,
-        rule="fitted",
-    )
-    return [delivery, *causes, share]
 
 
 def stretched(record: Record, factor: int = STRETCH) -> Record:
@@ -90,8 +70,10 @@ def stretched(record: Record, factor: int = STRETCH) -> Record:
 
 
 def recorded(simulated: Simulation, factor: int = STRETCH) -> list[Record]:
-    """Return a run's records as the history gets them: the run, then each with its delivery."""
+    """Return a run's records as the history gets them, each end with its delivery and causes."""
     config = simulated.config
+    bus = Bus(run_id="recorded", capacity=10_000)
+    fold = CauseFold(bus)
     whole: list[Record] = []
     for record in published(
         simulated.emitted,
@@ -103,9 +85,10 @@ def recorded(simulated: Simulation, factor: int = STRETCH) -> list[Record]:
         seqs_max=config.max_num_seqs,
     ):
         slow = stretched(record, factor)
-        whole.append(slow)
-        if isinstance(slow, RequestEnd):
-            whole += delivered(slow)
+        told: list[Record] = [slow, delivered(slow)] if isinstance(slow, RequestEnd) else [slow]
+        for one in told:
+            bus.publish(one)
+        whole += [*told, *fold.advance()]
     return whole
 
 

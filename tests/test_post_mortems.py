@@ -106,8 +106,10 @@ def test_causes(record: duckdb.DuckDBPyConnection) -> None:
         {cause: ns / 1e9 for cause, ns in sums.items()}, abs=1e-6
     )
     assert sum(row["share"] for row in rows) == pytest.approx(1, abs=1e-3)
-    whole = sum(known.e2e_ms(end) for end in known.ends) / 1e3
-    assert sum(row["seconds"] for row in rows) == pytest.approx(whole, abs=1e-4)
+    for end in known.ends:
+        if known.deliveries[end.request].last_write_at_ns is not None:
+            causes = known.causes[end.request]
+            assert sum(causes.values()) / 1e6 == pytest.approx(known.e2e_ms(end), abs=1e-3)
 
 
 def test_who_held_the_kv(record: duckdb.DuckDBPyConnection) -> None:
@@ -138,14 +140,14 @@ def test_recompute_tax(record: duckdb.DuckDBPyConnection) -> None:
 
 def test_neighbour_stalls(record: duckdb.DuckDBPyConnection) -> None:
     known = truth("healthy")
-    rows = ask(record, "neighbour_stalls", requests=4)
+    rows = ask(record, "neighbour_stalls", requests=20)
     stall = {
-        end.request_id: known.causes[end.request]["neighbour_prefill"]
-        + known.causes[end.request]["neighbour_decode"]
+        end.request_id: known.causes[end.request].get("neighbour_prefill", 0)
+        + known.causes[end.request].get("neighbour_decode", 0)
         for end in known.ends
     }
     assert [row["stall_ms"] for row in rows] == pytest.approx(
-        [ns / 1e6 for ns in sorted(stall.values(), reverse=True)[:4]], abs=1e-3
+        [ns / 1e6 for ns in sorted(stall.values(), reverse=True)[:20]], abs=1e-3
     )
     by_id = {end.request_id: end for end in known.ends}
     for row in rows:
@@ -160,8 +162,9 @@ def test_neighbour_stalls(record: duckdb.DuckDBPyConnection) -> None:
                     tokens = min(count, known.starts[other].prompt_tokens - start)
                     if other != request and tokens > 0:
                         prompt[known.name(other)] += tokens
-        assert row["neighbour_prefill_tokens"] == prompt.most_common(1)[0][1]
-        assert prompt[row["largest_neighbour"]] == row["neighbour_prefill_tokens"]
+        assert row["neighbour_prefill_tokens"] == (max(prompt.values()) if prompt else None)
+        assert prompt[row["largest_neighbour"]] == (row["neighbour_prefill_tokens"] or 0)
+    assert any(row["largest_neighbour"] for row in rows)
 
 
 def test_request_timeline(record: duckdb.DuckDBPyConnection) -> None:
