@@ -7,7 +7,7 @@ deliveries made up for each end, and both ways to divide a life. Tests of explai
 from collections.abc import Callable
 from dataclasses import replace
 
-from engine.messages import Delta
+from engine.messages import Gains
 from telemetry.bus import Bus
 from telemetry.explain_case import Case, case_from_bus
 from telemetry.explain_fold import CauseFold
@@ -45,7 +45,7 @@ class Published:
     def start(self, record: RequestStart) -> None:
         self.bus.publish(record)
 
-    def step(self, deltas: list[Delta], iteration: Iteration, ends: list[RequestEnd]) -> None:
+    def step(self, gains: Gains, iteration: Iteration, ends: list[RequestEnd]) -> None:
         self.iterations.append(iteration)
         if self.loses(iteration):
             self.lost += 1
