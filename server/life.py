@@ -129,6 +129,22 @@ def _template(metadata: TokenizerMetadata) -> tuple[ChatTemplate | None, str]:
         return None, f"line {error.lineno}: {error.message}"
 
 
+def _metrics(config: ServerConfig, model: Model, bus: Bus, history: History) -> Metrics:
+    return Metrics(
+        bus=bus,
+        model_name=model.names[0],
+        vllm_names=config.telemetry.vllm_metrics,
+        sources={
+            "iterscope_history_degraded": lambda: float(history.status().degraded),
+            "iterscope_history_bytes": lambda: float(history.status().bytes),
+            "iterscope_history_rows": lambda: float(history.status().rows),
+            "iterscope_history_segments": lambda: float(history.status().segments),
+            "iterscope_history_lag_seconds": lambda: history.status().lag_s,
+            "iterscope_history_lost_total": lambda: float(history.status().lost),
+        },
+    )
+
+
 def build_context(config: ServerConfig, model: Model, keys: KeyRing | None) -> Context:
     """Return the parts of a server, put together and not started. Needs a running event loop."""
     clock = Clock.start()
@@ -161,19 +177,7 @@ def build_context(config: ServerConfig, model: Model, keys: KeyRing | None) -> C
         clock=clock,
         bus=bus,
         history=history,
-        metrics=Metrics(
-            bus=bus,
-            model_name=model.names[0],
-            vllm_names=config.telemetry.vllm_metrics,
-            sources={
-                "iterscope_history_degraded": lambda: float(history.status().degraded),
-                "iterscope_history_bytes": lambda: float(history.status().bytes),
-                "iterscope_history_rows": lambda: float(history.status().rows),
-                "iterscope_history_segments": lambda: float(history.status().segments),
-                "iterscope_history_lag_seconds": lambda: history.status().lag_s,
-                "iterscope_history_lost_total": lambda: float(history.status().lost),
-            },
-        ),
+        metrics=_metrics(config, model, bus, history),
         recorder=build_recorder(
             config,
             bus=bus,
