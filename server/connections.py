@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, NoReturn
 
 import httptools
+from uvicorn._types import ASGI3Application as Application
 from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import (
     STATUS_LINE,
@@ -184,6 +185,7 @@ class Connection(HttpToolsProtocol):
         self._body_bytes = 0
         self._read_bytes = 0
         self._blocked_since_s = math.inf
+        self._active: RequestResponseCycle | None = None
 
     # ---- what the transport calls
 
@@ -203,8 +205,9 @@ class Connection(HttpToolsProtocol):
         self._refuse(ApiError(503, why, code="too_many_connections", headers=headers))
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Forget the connection; a request in flight learns that its client left."""
+        """Forget the connection; the request in flight learns that its client left."""
         self._all.lost(self, self._address)
+        self._tell_active()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -298,6 +301,10 @@ class Connection(HttpToolsProtocol):
         self._part = "idle"
         super().on_message_complete()
 
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Application) -> None:
+        self._active = cycle
+        super()._start_asgi_task(cycle, app)
+
     # ---- what the sweep calls
 
     def check(self, now_s: float) -> None:
@@ -359,10 +366,7 @@ class Connection(HttpToolsProtocol):
             "connection": "close",
         }
         head = "".join(f"{name.lower()}: {value}\r\n" for name, value in lines.items())
-        if cycle is not None:
-            # The application learns that its client is gone, and must not write after this.
-            cycle.disconnected = True
-            cycle.message_event.set()
+        self._tell_active()
         self._part = "refused"
         self._due_s = self.loop.time() + LINGER_S
         self.transport.write(STATUS_LINE[error.status] + head.encode() + b"\r\n" + body)
@@ -376,7 +380,17 @@ class Connection(HttpToolsProtocol):
         self._close()
         raise Refused
 
+    def _tell_active(self) -> None:
+        """Tell the request that is being answered that nobody listens: it must write no more.
+
+        uvicorn tells the one that came last, which may still wait for its turn.
+        """
+        if self._active is not None:
+            self._active.disconnected = True
+            self._active.message_event.set()
+
     def _close(self) -> None:
+        self._tell_active()
         self._part = "refused"
         self._due_s = self.loop.time() + LINGER_S
         self.transport.close()

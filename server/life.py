@@ -223,6 +223,7 @@ class Life:
                 access_log=False,
                 server_header=False,
                 proxy_headers=False,
+                proxy_headers=False,
                 timeout_keep_alive=cast("int", config.keep_alive_s),
                 timeout_graceful_shutdown=int(2 * CUT_S),
             )
