@@ -34,6 +34,7 @@ def build_parser() -> argparse.ArgumentParser:
     from server.diff_command import add_diff_flags, run_diff_command  # noqa: PLC0415
     from server.explain_command import add_explain_flags, run_explain_command  # noqa: PLC0415
     from server.export_command import add_export_flags, run_export_command  # noqa: PLC0415
+    from server.history_command import add_history_flags, run_history_command  # noqa: PLC0415
     from server.lint_command import add_lint_flags, run_lint_command  # noqa: PLC0415
     from server.record_command import add_record_flags, run_record_command  # noqa: PLC0415
     from server.sql_command import add_sql_flags, run_sql_command  # noqa: PLC0415
@@ -62,6 +63,9 @@ def build_parser() -> argparse.ArgumentParser:
     diff = commands.add_parser("diff", help="compare two runs, windows or files")
     add_diff_flags(diff)
     diff.set_defaults(run=run_diff_command)
+    history = commands.add_parser("history", help="what a history holds; its way into Parquet")
+    add_history_flags(history)
+    history.set_defaults(run=run_history_command)
     return parser
 
 

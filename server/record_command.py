@@ -26,10 +26,10 @@ from telemetry.database import (
     HistoryLocked,
     HistoryUnavailable,
     one_line,
-    read_server_file,
     show_folder,
 )
 from telemetry.incidents import Note, asking, write_record
+from telemetry.notes import read_server_file
 from telemetry.spans import BadRange, TimeRange, shown, spans_of
 
 MAKING_S = 600.0

@@ -19,7 +19,7 @@ import msgspec
 from server.config import default_api_key, default_history
 from telemetry.answer import Answer, QueryError
 from telemetry.config import TelemetryConfig
-from telemetry.database import read_server_file
+from telemetry.notes import read_server_file
 from telemetry.sandbox import Sandbox, SandboxFailed
 from telemetry.wire import OpenFile, OpenFolder, Opening, question
 

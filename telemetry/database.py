@@ -11,10 +11,8 @@ import os
 import shutil
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TypeVar
 
 import duckdb
-import msgspec
 
 from telemetry.catalog import (
     BASE_OPTIONS,
@@ -30,14 +28,13 @@ from telemetry.catalog import (
     show,
     without_empty,
 )
+from telemetry.notes import read_progress
 from telemetry.records import SCHEMA_VERSION
 from telemetry.schema import LOST_TABLE, ddl, tables
-from telemetry.segments import open_segments, reach_of, segment_files
+from telemetry.segments import Segment, open_segments, reach_of, segment_files
 
 FILE_NAME = "history.duckdb"
 COPY_NAME = FILE_NAME + ".wal.before"
-PROGRESS_NAME = "history.progress"
-SERVER_NAME = "server.json"
 
 CONNECT_OPTIONS = {**BASE_OPTIONS, "enable_external_access": "false"}
 SESSION_SETTINGS = (*BASE_SETTINGS, "SET lock_configuration = true")
@@ -46,8 +43,6 @@ NO_ROOM = ("No space left", "Disk quota", "Read-only file system", "Permission d
 ROOM_BYTES = 64 * 2**20
 """A disk with less free counts as full: what is begun there would fail again at once."""
 
-_File = TypeVar("_File", bound=msgspec.Struct)
-
 
 class HistoryUnavailable(Exception):
     """The history cannot be used: one line that says why."""
@@ -55,21 +50,6 @@ class HistoryUnavailable(Exception):
 
 class HistoryLocked(HistoryUnavailable):
     """Another process holds the file."""
-
-
-class Progress(msgspec.Struct, frozen=True):
-    """How far a run's records were committed, written beside the database after each commit."""
-
-    run_id: str
-    seq: int
-
-
-class ServerFile(msgspec.Struct, frozen=True):
-    """Which running server holds a history folder."""
-
-    url: str
-    pid: int
-    run_id: str
 
 
 def open_live(folder: Path, log: logging.Logger) -> duckdb.DuckDBPyConnection:
@@ -137,22 +117,68 @@ def show_folder(connection: duckdb.DuckDBPyConnection, folder: Path) -> None:
 
     A segment that cannot be read is left out, loudly.
     """
-    path, files = folder / FILE_NAME, segment_files(folder)
-    if not path.is_file() and not files:
+    open_parts(connection, folder)
+
+
+def open_parts(
+    connection: duckdb.DuckDBPyConnection, folder: Path, *, live: bool = True
+) -> list[tuple[Segment | None, Part]]:
+    """Do what `show_folder` does and return the parts; None stands for the live file.
+
+    Without `live` the segments alone, which can be read while a server holds the folder.
+    """
+    path = folder / FILE_NAME
+    if not path.is_file() and not segment_files(folder):
         raise HistoryUnavailable(f"no history in {folder}")
     try:
-        opened = open_segments(connection, files, logging.getLogger("iterscope.history"))
-        parts = without_empty(connection, [part for _, part in opened])
-        if path.is_file():
+        opened = _open_segments(connection, folder)
+        filled = without_empty(connection, [part for _, part in opened])
+        parts = list[tuple[Segment | None, Part]](
+            (segment, part) for (segment, _), part in zip(opened, filled, strict=True)
+        )
+        if live and path.is_file():
             _attach(connection, path, read_only=True)
-            live = columns_of(connection, [LIVE])[LIVE]
-            if fit(live)[0] in ("newer", "other"):
+            columns = columns_of(connection, [LIVE])[LIVE]
+            if fit(columns)[0] in ("newer", "other"):
                 raise HistoryUnavailable(f"{path} is a database that this version cannot read")
             hidden = reach_of(segment for segment, _ in opened)
-            parts.append(Part(alias=LIVE, columns=live, hidden=hidden))
-        show(connection, parts, first=True)
+            parts.append((None, Part(alias=LIVE, columns=columns, hidden=hidden)))
+        show(connection, [part for _, part in parts], first=True)
     except duckdb.Error as error:
         raise HistoryUnavailable(f"{path} cannot be read: {one_line(str(error))}") from error
+    return parts
+
+
+def _open_segments(
+    connection: duckdb.DuckDBPyConnection, folder: Path
+) -> list[tuple[Segment, Part]]:
+    """Attach the folder's segments; again where a server merged some of them meanwhile."""
+    log = logging.getLogger("iterscope.history")
+    while True:
+        paths = segment_files(folder)
+        opened = open_segments(connection, paths, log)
+        if all(path.exists() for path in paths):
+            return opened
+        for _, part in opened:
+            detach(connection, part.alias)
+
+
+def open_folder(
+    folder: Path,
+) -> tuple[duckdb.DuckDBPyConnection, list[tuple[Segment | None, Part]]]:
+    """Return a catalog of what can be read of a folder now, and its parts as `open_parts` does.
+
+    While a server holds the live file, that is the segments. Raises HistoryUnavailable.
+    """
+    for live in (True, False):
+        connection = open_catalog()
+        try:
+            return connection, open_parts(connection, folder, live=live)
+        except HistoryUnavailable as error:
+            connection.close()
+            if not (live and isinstance(error, HistoryLocked)):
+                raise
+    raise AssertionError("without the live file nothing is locked")
 
 
 def set_aside(folder: Path, log: logging.Logger, reason: str) -> None:
@@ -161,28 +187,6 @@ def set_aside(folder: Path, log: logging.Logger, reason: str) -> None:
     _move_log(folder, kept)
     _move(folder / FILE_NAME, kept)
     log.error("history moved aside to %s: %s", kept.name, reason)
-
-
-def write_progress(folder: Path, progress: Progress) -> None:
-    """Note how far commits went; not synced, since it guards against damage, not power loss."""
-    replace_file(folder / PROGRESS_NAME, msgspec.json.encode(progress))
-
-
-def write_server_file(folder: Path, server: ServerFile) -> None:
-    """Say which server holds the folder, so that `iterscope sql` finds it."""
-    replace_file(folder / SERVER_NAME, msgspec.json.encode(server))
-
-
-def read_server_file(folder: Path) -> ServerFile | None:
-    """Return which server said that it holds the folder; None when nobody did."""
-    return read_file(folder / SERVER_NAME, ServerFile)
-
-
-def remove_server_file(folder: Path) -> None:
-    """Take back what `write_server_file` of this process said."""
-    server = read_server_file(folder)
-    if server is not None and server.pid == os.getpid():
-        (folder / SERVER_NAME).unlink(missing_ok=True)
 
 
 def size_bytes(folder: Path) -> int:
@@ -300,7 +304,7 @@ def check_progress(
 
     Needs the catalog's views. What is missing is put on record as lost.
     """
-    progress, copy = read_file(folder / PROGRESS_NAME, Progress), folder / COPY_NAME
+    progress, copy = read_progress(folder), folder / COPY_NAME
     if progress is not None:
         generation, last = last_place(connection, progress.run_id)
         missing = progress.seq - last
@@ -350,18 +354,3 @@ def _move_log(folder: Path, kept: Path) -> bool:
     # Its copy is for a log that opening consumes; this one stays.
     (folder / COPY_NAME).unlink(missing_ok=True)
     return _move(folder / (FILE_NAME + ".wal"), kept.with_name(kept.name + ".wal"))
-
-
-def replace_file(path: Path, content: bytes) -> None:
-    """Write a small file so that a reader sees the old or the new content, never a part."""
-    temporary = path.with_name(f".{path.name}.new")  # one writer: who holds the database
-    temporary.write_bytes(content)
-    temporary.replace(path)
-
-
-def read_file(path: Path, kind: type[_File]) -> _File | None:
-    """Return what a small file says; None when it is not there or says nothing of the kind."""
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=kind)
-    except (OSError, msgspec.DecodeError):
-        return None

@@ -20,7 +20,8 @@ import duckdb
 from telemetry import database
 from telemetry.bus import Batch, Bus, Reader
 from telemetry.config import TelemetryConfig
-from telemetry.database import HistoryLocked, HistoryUnavailable, ServerFile
+from telemetry.database import HistoryLocked, HistoryUnavailable
+from telemetry.notes import ServerFile, remove_server_file, write_server_file
 from telemetry.queries import Queries
 from telemetry.store import Store
 from telemetry.tail import Rows
@@ -241,7 +242,7 @@ class History:
             return
         server = ServerFile(url=url, pid=os.getpid(), run_id=self._bus.run_id)
         try:
-            database.write_server_file(folder, server)
+            write_server_file(folder, server)
         except OSError as error:
             self._log.error("history could not name its server: %s", error.strerror)
         self._announced = url
@@ -271,7 +272,7 @@ class History:
         try:
             if upkeep is not None and not upkeep.stop():
                 raise OSError("its upkeep does not end")
-            database.remove_server_file(folder)
+            remove_server_file(folder)
             store.close()
         except (duckdb.Error, OSError) as error:
             self._log.error("history was not closed cleanly: %s", error)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from telemetry.database import read_file, replace_file
+from telemetry.notes import read_file, replace_file
 from telemetry.segments import FOLDER_NAME, Segment
 
 NAME = "ledger.json"

@@ -18,8 +18,9 @@ from telemetry import database
 from telemetry.archive import Archive
 from telemetry.bus import Batch
 from telemetry.catalog import LIVE
-from telemetry.database import HistoryUnavailable, Progress
+from telemetry.database import HistoryUnavailable
 from telemetry.lost_ends import Closed, close_open_requests
+from telemetry.notes import Progress, write_progress
 from telemetry.records import KINDS, columns
 from telemetry.schema import LOST_TABLE, tables
 from telemetry.tail import Rows, Tail
@@ -168,7 +169,7 @@ class Store:
     def _note(self, rows: Rows) -> None:
         """Tell of what was committed: in the folder how far, to the tail what."""
         try:
-            database.write_progress(self._folder, Progress(self._run_id, self.last_seq))
+            write_progress(self._folder, Progress(self._run_id, self.last_seq))
         except OSError as error:
             self._log.error("history could not note its progress: %s", error.strerror)
         if self._tail is not None:

@@ -41,11 +41,11 @@ def kept(folder: Path, run_id: str, **settings: Any) -> Iterator[tuple[Bus, Hist
         assert history.close(WAIT_S)
 
 
-def ask(history: History, sql: str) -> list[list[object]]:
+def ask(history: History, sql: str) -> list[list[Any]]:
     return history.queries.run(sql).rows
 
 
-def read(folder: Path, sql: str) -> list[list[object]]:
+def read(folder: Path, sql: str) -> list[list[Any]]:
     """Ask the folder itself, as `iterscope sql` does once no server holds it."""
     with history_source(folder) as source:
         return source.ask(sql).rows

@@ -6,14 +6,15 @@ folders is test_history_damage.py's.
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from telemetry import database
+from telemetry import notes
 from telemetry.bus import Bus
 from telemetry.config import TelemetryConfig, TelemetryConfigError, check
 from telemetry.history import History
-from telemetry.queries import QueryUnavailable
+from telemetry.query_lane import QueryUnavailable
 from tests import samples
 from tests.histories import WAIT_S, aside, ask, kept, killed_writer, read, wait_for
 
@@ -55,10 +56,10 @@ def test_without_a_folder_nothing_is_kept_and_a_query_says_so() -> None:
 def test_the_folder_names_its_server_while_it_runs(tmp_path: Path) -> None:
     with kept(tmp_path, "one") as (_, history):
         history.announce("http://127.0.0.1:8123")
-        wait_for(lambda: database.read_server_file(tmp_path) is not None)
-        server = database.read_server_file(tmp_path)
-        assert server == database.ServerFile("http://127.0.0.1:8123", os.getpid(), "one")
-    assert database.read_server_file(tmp_path) is None
+        wait_for(lambda: notes.read_server_file(tmp_path) is not None)
+        server = notes.read_server_file(tmp_path)
+        assert server == notes.ServerFile("http://127.0.0.1:8123", os.getpid(), "one")
+    assert notes.read_server_file(tmp_path) is None
 
 
 def test_records_that_the_ring_lost_are_on_record_as_lost(tmp_path: Path) -> None:
@@ -167,6 +168,12 @@ def test_a_history_at_its_limit_stops_and_can_still_be_queried(
 
 def test_settings_out_of_range_are_refused() -> None:
     check(TelemetryConfig())
-    for wrong in ({"ring_records": 0}, {"sql_deadline_s": float("nan")}):
+    wrong: tuple[dict[str, Any], ...] = (
+        {"ring_records": 0},
+        {"sql_deadline_s": float("nan")},
+        {"history_days": float("inf")},
+        {"history_segment_s": 0},
+    )
+    for setting in wrong:
         with pytest.raises(TelemetryConfigError, match=r"^--"):
-            check(TelemetryConfig(**wrong))  # type: ignore[arg-type]
+            check(TelemetryConfig(**setting))

@@ -13,11 +13,11 @@ from pathlib import Path
 import duckdb
 import pytest
 
-from telemetry import database
+from telemetry import database, notes
 from telemetry.bus import Bus
 from telemetry.config import TelemetryConfig
 from telemetry.history import History
-from telemetry.queries import QueryUnavailable
+from telemetry.query_lane import QueryUnavailable
 from tests import samples
 from tests.histories import ROOT, WAIT_S, aside, ask, kept, killed_writer, read, wait_for
 
@@ -161,9 +161,10 @@ def test_a_locked_folder_degrades_and_leaves_the_other_server_alone(
 ) -> None:
     monkeypatch.setattr("telemetry.history.LOCK_PATIENCE_S", 0.3)
     code = (
-        "import sys; from pathlib import Path; import logging; from telemetry import database\n"
+        "import sys; from pathlib import Path; import logging\n"
+        "from telemetry import database, notes\n"
         "c = database.open_live(Path(sys.argv[1]), logging.getLogger())\n"
-        "database.write_server_file(Path(sys.argv[1]), database.ServerFile('http://x', 1, 'o'))\n"
+        "notes.write_server_file(Path(sys.argv[1]), notes.ServerFile('http://x', 1, 'o'))\n"
         "print('held', flush=True); sys.stdin.read()"
     )
     command = [sys.executable, "-c", code, str(tmp_path)]
@@ -184,7 +185,7 @@ def test_a_locked_folder_degrades_and_leaves_the_other_server_alone(
                 history.queries.run("SELECT 1")
             with pytest.raises(database.HistoryLocked):
                 database.open_read_only(tmp_path)
-        server = database.read_server_file(tmp_path)
+        server = notes.read_server_file(tmp_path)
         assert server is not None
         assert server.url == "http://x"
     assert "no history is kept" in caplog.text

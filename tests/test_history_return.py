@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from telemetry import database
+from telemetry import notes
 from telemetry.bus import Bus
 from telemetry.config import TelemetryConfig
 from telemetry.history import History
@@ -93,7 +93,7 @@ def test_a_second_server_takes_over_when_the_first_has_ended(
             assert history.flush(WAIT_S)
             assert ask(history, "SELECT run_id FROM run") == [["second"]]
             assert history.status().lost == 0
-            server = database.read_server_file(tmp_path)
+            server = notes.read_server_file(tmp_path)
             assert server is not None
             assert server.url == "http://127.0.0.1:1"
     assert caplog.text.count("no history is kept") == 1, "it is said once, not at each try"

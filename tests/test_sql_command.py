@@ -22,7 +22,7 @@ import pytest
 
 from server.source import NoAnswer, file_source
 from server.sql_command import add_sql_flags, run_sql_command
-from telemetry import database
+from telemetry import notes
 from telemetry.bus import Bus
 from telemetry.config import TelemetryConfig
 from telemetry.history import History
@@ -249,7 +249,7 @@ def test_the_command_finds_the_server_that_holds_the_folder(
         assert holder.stdout is not None
         assert holder.stdout.readline() == "held\n"
         deadline = time.monotonic() + 10
-        while database.read_server_file(tmp_path) is None:
+        while notes.read_server_file(tmp_path) is None:
             assert time.monotonic() < deadline
             time.sleep(0.01)
         assert command("--history", str(tmp_path), "--json", "SELECT model FROM run") == 0
