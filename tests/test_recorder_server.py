@@ -8,6 +8,7 @@ import json
 import os
 import signal
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,8 @@ from tests.trace_format import check_trace
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     folder = tmp_path_factory.mktemp("recorder")
-    flags = ("--history", str(folder / "history"), "--slo-burn-requests", "5")
+    own = ("--slo-burn-requests", "5", "--engine-stall-s", "3")
+    flags = ("--history", str(folder / "history"), *own)
     with serving(folder, tiny.write(folder / "model"), *flags, "--kv-blocks", "64") as running:
         for number in range(6):
             complete(running, {"prompt": ids(20 + number), "max_tokens": 8})
@@ -53,8 +55,9 @@ def test_the_command_gets_a_file_from_a_running_server(server: Server, tmp_path:
         assert rows(target, "SELECT count(*) FROM request_end") == [[6]]
         assert rows(target, "SELECT count(*) > 0 FROM request_cause") == [[True]]
         assert rows(target, "SELECT reason, detail FROM file.incident") == [["asked", "a test"]]
-        live = server.get("/telemetry/incidents").json()["data"]
-        assert len(live) == number + 1, "the server keeps one too, within its bounds"
+        listed = [item["name"] for item in server.get("/telemetry/incidents").json()["data"]]
+        asked_for = [name for name in listed if name.endswith("-asked.duckdb")]
+        assert len(asked_for) == number + 1, "the server keeps one too, within its bounds"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["0.duckdb", "1.duckdb"]
 
 
@@ -96,13 +99,43 @@ def test_a_client_never_says_where(server: Server) -> None:
     assert not Path("/tmp/elsewhere").exists()
 
 
+def incident(server: Server, reason: str) -> Path:
+    """Wait for the file of an incident that the server makes by itself."""
+    folder = history_of(server) / "incidents"
+    (path,) = server.wait(lambda: list(folder.glob(f"*-{reason}.duckdb")), 60)
+    assert rows(path, "SELECT reason FROM file.incident") == [[reason]]
+    return path
+
+
+def test_missed_objectives_leave_an_incident(server: Server) -> None:
+    for _ in range(5):
+        complete(server, {"prompt": ids(20), "max_tokens": 3, "slo": {"ttft_ms": 0.001}})
+    path = incident(server, "slo")
+    (told,) = rows(path, "SELECT detail FROM file.incident")
+    assert told == ["5 of 5 requests of a minute missed theirs"]
+    assert rows(path, "SELECT count(*) FROM request_start WHERE slo IS NOT NULL") == [[5]]
+
+
+def test_an_engine_that_stands_still_leaves_an_incident(server: Server) -> None:
+    pid = engine_pid(server)
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        with ThreadPoolExecutor(1) as pool:
+            answer = pool.submit(complete, server, {"prompt": ids(20), "max_tokens": 3})
+            path = incident(server, "stall")
+            os.kill(pid, signal.SIGCONT)
+            assert answer.result(60)["usage"]["completion_tokens"] == 3
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    told = "SELECT count(*) FROM fault WHERE error LIKE 'stall: no progress for %'"
+    assert rows(path, told) == [[1]]
+
+
 def test_a_killed_engine_leaves_an_incident_with_what_led_to_it(server: Server) -> None:
     os.kill(engine_pid(server), signal.SIGKILL)
-    folder = history_of(server) / "incidents"
-    (path,) = server.wait(lambda: list(folder.glob("*-crash.duckdb")))
-    assert rows(path, "SELECT reason FROM file.incident") == [["crash"]]
+    path = incident(server, "crash")
     faults = [row[0] for row in rows(path, 'SELECT "where" FROM fault ORDER BY seq')]
-    assert faults == ["engine process", "flight recorder"]
+    assert faults[-2:] == ["engine process", "flight recorder"]
     assert rows(path, "SELECT count(*) FROM request_end")[0][0] >= 6
     assert "recorded in" in server.log
     server.wait(lambda: server.get("/ready").status_code == 200, 90)
