@@ -1,7 +1,7 @@
 """The children that answer SQL, as a test sees them: which there are, what they use, what they do.
 
-Owns a history that is asked, looks into /proc and the waits for a child to serve, to compute or to end. Every wait has a
-deadline.
+Owns a history that is asked, looks into /proc, and the waits for a child to serve, to compute or to
+end. Every wait has a deadline.
 """
 
 import os
