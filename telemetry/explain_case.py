@@ -25,6 +25,9 @@ from telemetry.spans import Ask
 
 MATCHES_MAX = 100
 PAGE_ROWS = 1000
+TILES_MAX, SLICES_MAX = 20_000, 1_000_000
+"""How much of a life is read from the history: minutes. What lies beyond was told by the fold."""
+
 NAMES_A_QUERY = 4000
 UNTIL_NOW_NS = 2**62
 
@@ -179,7 +182,7 @@ def case_from_history(ask: Ask, asked: str) -> Case | None:
     end = _one(ask, RequestEnd, "request_end", key)
     delivery = _one(ask, Delivery, "delivery", key)
     until_ns = UNTIL_NOW_NS if end is None else end.released_at_ns
-    rows = _iterations(ask, [run_id, generation, start.arrived_at_ns, until_ns])
+    rows, all_of_it = _iterations(ask, [run_id, generation, start.arrived_at_ns, until_ns])
     prior_step = None
     if rows and rows[0][1] > 1:
         prior = ask(_PRIOR, [run_id, generation, rows[0][1] - 1])
@@ -195,7 +198,7 @@ def case_from_history(ask: Ask, asked: str) -> Case | None:
         names=names | {start.request: start.request_id},
         prompts=prompts,
         matches=matches,
-        whole=prior_step is not None or (bool(rows) and rows[0][1] == 1),
+        whole=all_of_it and (prior_step is not None or (bool(rows) and rows[0][1] == 1)),
         told=dict(ask(_TOLD, key).rows),
     )
 
@@ -215,6 +218,8 @@ _TILES = f"""
 SELECT seq, {", ".join(Tile._fields)} FROM iteration
 WHERE run_id = $1 AND generation = $2 AND end_at_ns > $3 AND begin_at_ns < $4 AND seq > $5
 ORDER BY seq LIMIT {PAGE_ROWS}"""
+
+_REQUESTS = 1 + Tile._fields.index("requests")
 
 _TOLD = "SELECT cause, ns FROM request_cause WHERE run_id = $1 AND request = $2"
 
@@ -251,14 +256,17 @@ def _one(ask: Ask, kind: type[Any], table: str, key: list[object]) -> Any:
     return kind(**dict(zip(names, rows[0], strict=True))) if rows else None
 
 
-def _iterations(ask: Ask, key: list[object]) -> list[list[Any]]:
-    """Return (seq, tile...) of a life's iterations, page by page."""
+def _iterations(ask: Ask, key: list[object]) -> tuple[list[list[Any]], bool]:
+    """Return (seq, tile...) of a life's iterations, page by page, and whether these are all."""
     rows: list[list[Any]] = []
-    while True:
+    slices = 0
+    while len(rows) < TILES_MAX and slices < SLICES_MAX:
         page = ask(_TILES, [*key, rows[-1][0] if rows else -1])
         rows += page.rows
+        slices += sum(len(row[_REQUESTS]) for row in page.rows)
         if not page.rows or not (page.truncated or len(page.rows) == PAGE_ROWS):
-            return rows
+            return rows, True
+    return rows, False
 
 
 def _with_models(ask: Ask, rows: list[list[Any]], key: list[object]) -> list[tuple[Tile, Model]]:
