@@ -188,8 +188,9 @@ class Archive:
         return True
 
     def retire(self, now_us: int, *, days: float, bytes_max: int) -> bool:
-        """Delete the segments that age or size lets go; True when there were any."""
-        gone = expired(self._segments, now_us=now_us, days=days, bytes_max=bytes_max)
+        """Delete segments by age, and by size with the live file; True if there were any."""
+        room = bytes_max - size_bytes(self._folder)
+        gone = expired(self._segments, now_us=now_us, days=days, bytes_max=room)
         if not gone:
             return False
         rows = sum(segment.rows for segment in gone)
