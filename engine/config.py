@@ -16,6 +16,9 @@ BATCHING_MODES = ("continuous", "static", "dynamic")
 ISOLATIONS = ("none", "tenant")
 THREADS_MAX = 1024
 DTYPES = ("auto", "f32", "bf16")
+DEVICES = ("auto", "cpu", "cuda")
+ATTENTION_BACKENDS = ("auto", "sdpa", "reference")
+"""The names in kernels/select.py, known before anything of it is loaded."""
 DTYPE_BYTES = {"f32": 4, "bf16": 2}
 
 
@@ -57,8 +60,8 @@ class EngineConfig:
     tpot_ms: float = setting("time per later token that slo aims at, ms", 100.0)
     policy_preemptions_max: int = setting("most preemptions by policy in one step", 1)
     dtype: str = setting("weight and activation type", "auto", DTYPES)
-    device: str = setting("cpu, cuda or auto", "auto")
-    attention_backend: str = setting("attention kernels, by name", "auto")
+    device: str = setting("where the model runs", "auto", DEVICES)
+    attention_backend: str = setting("attention kernels", "auto", ATTENTION_BACKENDS)
     decode_buckets: str = setting("row counts to pad decode steps to, comma separated", "")
     engine_threads: int | None = setting("threads of the CPU engine", None)
 
@@ -95,7 +98,7 @@ def resolve(config: EngineConfig, spec: ModelSpec, facts: DeviceFacts) -> Engine
     must hold the longest prompt, so max_num_batched_tokens is raised to it. The attention backend
     is chosen by kernels/select.py, which also says why others refused.
     """
-    _check(config)
+    check_engine(config)
     dtype = facts.auto_dtype if config.dtype == "auto" else config.dtype
     block_bytes = kv_bytes_per_token(spec, dtype) * config.block_size
     blocks = config.kv_blocks or config.kv_cache_memory // block_bytes
@@ -120,7 +123,8 @@ def resolve(config: EngineConfig, spec: ModelSpec, facts: DeviceFacts) -> Engine
     )
 
 
-def _check(config: EngineConfig) -> None:
+def check_engine(config: EngineConfig) -> None:
+    """Raise ConfigError for the first setting that no model and no device could make right."""
     for flag, low in (
         ("max_model_len", 2),
         ("max_num_seqs", 1),
@@ -149,10 +153,12 @@ def _check(config: EngineConfig) -> None:
         ("scheduling_policy", POLICY_NAMES),
         ("dtype", DTYPES),
         ("prefix_cache_isolation", ISOLATIONS),
+        ("device", DEVICES),
+        ("attention_backend", ATTENTION_BACKENDS),
     ):
         value = getattr(config, flag)
         if value not in choices:
-            raise ConfigError(f"{flag_name(flag)} must be one of {', '.join(choices)}")
+            raise ConfigError(f"{flag_name(flag)} must be one of {', '.join(choices)}, not {value}")
     if config.max_num_batched_tokens < config.max_num_seqs:
         raise ConfigError(
             f"--max-num-batched-tokens {config.max_num_batched_tokens} is below --max-num-seqs "

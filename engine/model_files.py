@@ -148,6 +148,7 @@ class _Cursor:
 
 def read_gguf(path: Path) -> GgufHeader:
     """Read a GGUF file's metadata and tensor directory, in milliseconds, without its weights."""
+    refuse_special(path)
     try:
         with path.open("rb") as file:
             refuse_pointer(path, file.read(len(LFS_MAGIC)))
@@ -155,6 +156,12 @@ def read_gguf(path: Path) -> GgufHeader:
                 return _header(_Cursor(path, data))
     except OSError as error:
         raise SpecError(f"{path}: cannot be read: {error.strerror or error}") from error
+
+
+def refuse_special(path: Path) -> None:
+    """Raise for what is there and no plain file: reading from a pipe or a device never ends."""
+    if path.exists() and not path.is_file():
+        raise SpecError(f"{path}: not a plain file")
 
 
 def refuse_pointer(path: Path, start: bytes) -> None:
@@ -225,6 +232,7 @@ def _placed(
 
 def read_json(path: Path) -> dict[str, Any]:
     """Read a JSON object of at most JSON_BYTES_MAX bytes."""
+    refuse_special(path)
     try:
         with path.open("rb") as file:
             raw = file.read(JSON_BYTES_MAX + 1)

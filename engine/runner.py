@@ -47,8 +47,6 @@ def device_facts(config: EngineConfig) -> DeviceFacts:
     device = config.device
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
-    if device not in ("cpu", "cuda"):
-        raise ConfigError(f"--device must be cpu, cuda or auto, not {device}")
     if device == "cuda" and not torch.cuda.is_available():
         raise ConfigError("--device cuda: PyTorch finds no CUDA device here")
     threads = len(os.sched_getaffinity(0))

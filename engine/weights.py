@@ -1,13 +1,12 @@
 """From a model's files to the decoder's weights: complete, well shaped and finite, or an error.
 
-Owns the names that tensors have in GGUF and safetensors files, dequantization (through the gguf
-package), the fusing of matrices and the rope table. engine/runner.py calls it once at start.
-Never leaves a weight uninitialised and never ignores a tensor it does not know.
+Owns dequantization (through the gguf package), the fusing of matrices and the rope table; which
+tensors there must be is tensors.py's. engine/runner.py calls it once at start. Never leaves a
+weight uninitialised and never takes one that is not finite.
 """
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -16,70 +15,23 @@ import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 
-from engine.model_files import read_gguf, read_json, refuse_pointer
+from engine.model_files import read_gguf
 from engine.spec import ModelSpec, RopeScaling, SpecError
+from engine.tensors import (
+    GGUF_NAMES,
+    SAFETENSORS_NAMES,
+    Names,
+    check_shapes,
+    read_safetensors_header,
+    shards,
+)
 from kernels.base import AttentionShape, DecoderWeights, LayerWeights, PackedWeight
 
 Progress = Callable[[str, float], None]
 Pack = Callable[[torch.Tensor], PackedWeight]
 
 TORCH_DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16}
-SAFETENSORS_DTYPES = ("F32", "F16", "BF16", "F64")
 STAGE = "loading weights"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Names:
-    """What a file format calls its tensors; `layer` has a place for the layer's number."""
-
-    embedding: str
-    final_norm: str
-    head: str
-    layer: str
-    input_norm: str
-    query: str
-    key: str
-    value: str
-    output: str
-    post_norm: str
-    gate: str
-    up: str
-    down: str
-    ignored: str
-
-
-SAFETENSORS_NAMES = Names(
-    embedding="model.embed_tokens.weight",
-    final_norm="model.norm.weight",
-    head="lm_head.weight",
-    layer="model.layers.{}.{}.weight",
-    input_norm="input_layernorm",
-    query="self_attn.q_proj",
-    key="self_attn.k_proj",
-    value="self_attn.v_proj",
-    output="self_attn.o_proj",
-    post_norm="post_attention_layernorm",
-    gate="mlp.gate_proj",
-    up="mlp.up_proj",
-    down="mlp.down_proj",
-    ignored="rotary_emb.inv_freq",
-)
-GGUF_NAMES = Names(
-    embedding="token_embd.weight",
-    final_norm="output_norm.weight",
-    head="output.weight",
-    layer="blk.{}.{}.weight",
-    input_norm="attn_norm",
-    query="attn_q",
-    key="attn_k",
-    value="attn_v",
-    output="attn_output",
-    post_norm="ffn_norm",
-    gate="ffn_gate",
-    up="ffn_up",
-    down="ffn_down",
-    ignored="rope_freqs.weight",
-)
 
 
 class TensorSource(Protocol):
@@ -126,14 +78,11 @@ class SafetensorsSource:
     def __init__(self, folder: Path, stack: ExitStack) -> None:
         self.shapes: dict[str, tuple[int, ...]] = {}
         self._handles: dict[str, Any] = {}
-        for file in _shards(folder):
+        for file in shards(folder):
+            found = read_safetensors_header(file)
             handle = _open_safetensors(file, stack)
-            for name in handle.keys():  # noqa: SIM118  a safetensors handle is no dict
-                view = handle.get_slice(name)
-                if view.get_dtype() not in SAFETENSORS_DTYPES:
-                    raise SpecError(f"{file}: tensor {name!r} has type {view.get_dtype()}")
-                self.shapes[name] = tuple(view.get_shape())
-                self._handles[name] = handle
+            self.shapes |= found
+            self._handles |= dict.fromkeys(found, handle)
 
     def load(self, name: str) -> torch.Tensor:
         """Return a tensor as it is stored."""
@@ -141,30 +90,8 @@ class SafetensorsSource:
         return tensor
 
 
-def _shards(folder: Path) -> list[Path]:
-    """Return the safetensors files of a folder: those of its index, or its one file."""
-    index = folder / "model.safetensors.index.json"
-    single = folder / "model.safetensors"
-    if index.exists():
-        listed = read_json(index).get("weight_map")
-        names = sorted({str(name) for name in listed.values()}) if isinstance(listed, dict) else []
-        if not names or any(Path(name).name != name for name in names):
-            raise SpecError(f"{index}: weight_map does not name files of this folder")
-        files = [folder / name for name in names]
-    else:
-        files = [single] if single.exists() else sorted(folder.glob("*.safetensors"))
-        if len(files) != 1:
-            raise SpecError(f"{folder}: {len(files)} safetensors files and no model.safetensors")
-    for file in files:
-        if not file.is_file():
-            raise SpecError(f"{file}: no such file")
-    return files
-
-
 def _open_safetensors(file: Path, stack: ExitStack) -> Any:
     try:
-        with file.open("rb") as start:
-            refuse_pointer(file, start.read(64))
         return stack.enter_context(safe_open(file, framework="pt", device="cpu"))
     except SafetensorError as error:
         raise SpecError(f"{file}: cut short or damaged: {error}") from error
@@ -178,52 +105,6 @@ def open_source(path: str) -> Iterator[TensorSource]:
     place = Path(path)
     with ExitStack() as stack:
         yield SafetensorsSource(place, stack) if place.is_dir() else GgufSource(place)
-
-
-def expected_shapes(spec: ModelSpec, names: Names, has_head: bool) -> dict[str, tuple[int, ...]]:
-    """Return every tensor that the decoder reads, by its name in the file, with its shape."""
-    hidden, inner = spec.hidden, spec.intermediate
-    query, key = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
-    table = (spec.vocab_size, hidden)
-    shapes: dict[str, tuple[int, ...]] = {names.embedding: table, names.final_norm: (hidden,)}
-    if has_head:
-        shapes[names.head] = table
-    for layer in range(spec.layers):
-        for part, shape in (
-            (names.input_norm, (hidden,)),
-            (names.query, (query, hidden)),
-            (names.key, (key, hidden)),
-            (names.value, (key, hidden)),
-            (names.output, (hidden, query)),
-            (names.post_norm, (hidden,)),
-            (names.gate, (inner, hidden)),
-            (names.up, (inner, hidden)),
-            (names.down, (hidden, inner)),
-        ):
-            shapes[names.layer.format(layer, part)] = shape
-    return shapes
-
-
-def check_shapes(spec: ModelSpec, source: TensorSource) -> bool:
-    """Raise SpecError for a tensor that is missing, of a wrong shape, or unknown.
-
-    Returns whether the file has a head of its own: an untied model must, a tied one may.
-    """
-    names = source.names
-    has_head = not spec.tied_head or names.head in source.shapes
-    expected = expected_shapes(spec, names, has_head)
-    for name, shape in expected.items():
-        found = source.shapes.get(name)
-        if found is None:
-            raise SpecError(f"{spec.path}: tensor {name!r} is missing")
-        if found != shape:
-            raise SpecError(
-                f"{spec.path}: tensor {name!r} has shape {list(found)}, not {list(shape)}"
-            )
-    for name in source.shapes:
-        if name not in expected and not name.endswith(names.ignored):
-            raise SpecError(f"{spec.path}: tensor {name!r} is not known to a llama model")
-    return has_head
 
 
 class _Loader:
@@ -279,7 +160,7 @@ def load_weights(
     keeps that head when it differs from the embedding, as transformers does.
     """
     with open_source(spec.path) as source:
-        has_head = check_shapes(spec, source)
+        has_head = check_shapes(spec, source.names, source.shapes)
         loader = _Loader(spec, source, (TORCH_DTYPES[dtype], device), progress)
         embedding = loader.tensor(source.names.embedding)
         head = loader.tensor(source.names.head) if has_head else embedding

@@ -79,7 +79,8 @@ def _serve(flags: argparse.Namespace) -> int:
 
     from server.demo import DemoError  # noqa: PLC0415
     from server.keys import read_keys  # noqa: PLC0415
-    from server.life import StartError, listen, load_model, serve, stoppable  # noqa: PLC0415
+    from server.life import StartError, listen, serve, stoppable  # noqa: PLC0415
+    from server.served_model import load_model  # noqa: PLC0415
 
     config = from_flags(flags)
     quiet_threads()

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, NoReturn, Union, get_args, get_origin, get_type_hints
 
-from engine.config import ConfigError, EngineConfig, flag_name, setting
+from engine.config import ConfigError, EngineConfig, check_engine, flag_name, setting
 from telemetry.config import TelemetryConfig, TelemetryConfigError
 from telemetry.config import check as check_telemetry
 
@@ -146,7 +146,8 @@ def from_flags(flags: argparse.Namespace) -> ServerConfig:
 
 
 def check(config: ServerConfig) -> None:
-    """Raise ConfigError for the first server or telemetry setting out of its range."""
+    """Raise ConfigError for the first setting out of its range."""
+    check_engine(config.engine)
     for name, low, high in (
         ("port", 0, 65535),
         ("body_bytes_max", 1024, 2**31),

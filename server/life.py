@@ -13,23 +13,18 @@ import signal
 import socket
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from importlib.metadata import version
-from pathlib import Path
 from typing import NoReturn, cast
 
-import jinja2
 import uvicorn
 
 from engine.messages import Progress
-from engine.spec import ModelSpec, TokenizerMetadata, read_spec, read_tokenizer_metadata
 from server.app import build_app
-from server.chat_template import ChatTemplate
 from server.clock import Clock
 from server.config import ServerConfig, shown
 from server.connections import Connections, enough_descriptors
 from server.context import Context
-from server.demo import fetch_demo_model
 from server.engine_client import EngineClient, EngineFailed, Identity
 from server.errors import engine_down
 from server.explainer import Explainer
@@ -40,7 +35,7 @@ from server.log import facts
 from server.origins import is_loopback
 from server.queue import Queue, limits_of
 from server.recording import build_recorder
-from server.tokenizer import Tokenizer, build_tokenizer
+from server.served_model import Model
 from server.watchdog import Watchdog
 from telemetry.bus import Bus
 from telemetry.history import History
@@ -57,16 +52,6 @@ CUT_S = 2.0
 
 class StartError(Exception):
     """The server cannot start: one line for the operator."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Model:
-    """What is known of the model before any engine runs."""
-
-    names: tuple[str, ...]
-    spec: ModelSpec
-    metadata: TokenizerMetadata
-    tokenizer: Tokenizer
 
 
 class Web(uvicorn.Server):
@@ -103,32 +88,6 @@ def listen(config: ServerConfig) -> socket.socket:
     return listening
 
 
-def load_model(config: ServerConfig) -> Model:
-    """Return the model's metadata and tokenizer; raises SpecError or DemoError."""
-    log = logging.getLogger("iterscope")
-    asked = config.engine.model
-    path = str(fetch_demo_model(log.info)) if asked == "demo" else asked
-    spec = read_spec(path)
-    metadata = read_tokenizer_metadata(path)
-    own = Path(path).resolve().name.removesuffix(".gguf")
-    names = dict.fromkeys((config.served_model_name or own, asked))
-    return Model(
-        names=tuple(names), spec=spec, metadata=metadata, tokenizer=build_tokenizer(metadata)
-    )
-
-
-def _template(metadata: TokenizerMetadata) -> tuple[ChatTemplate | None, str]:
-    """Return the model's chat template, or None and why there is none."""
-    if metadata.chat_template is None:
-        return None, "it has none"
-    named = {"bos_token": metadata.bos_token, "eos_token": metadata.eos_token}
-    tokens = {name: token for name, token in named.items() if token is not None}
-    try:
-        return ChatTemplate(metadata.chat_template, tokens), ""
-    except jinja2.TemplateSyntaxError as error:
-        return None, f"line {error.lineno}: {error.message}"
-
-
 def _metrics(config: ServerConfig, model: Model, bus: Bus, history: History) -> Metrics:
     return Metrics(
         bus=bus,
@@ -159,7 +118,6 @@ def build_context(config: ServerConfig, model: Model, keys: KeyRing | None) -> C
         spec=model.spec,
         queue=queue,
     )
-    template, template_fault = _template(model.metadata)
     history = History(bus=bus, config=config.telemetry)
     explainer = Explainer(bus=bus, clock=clock)
     watchdog = Watchdog(engine, hang_s=config.engine_hang_s)
@@ -190,8 +148,8 @@ def build_context(config: ServerConfig, model: Model, keys: KeyRing | None) -> C
         engine=engine,
         watchdog=watchdog,
         tokenizer=model.tokenizer,
-        template=template,
-        template_fault=template_fault,
+        template=model.template,
+        template_fault=model.template_fault,
         generations=Generations(parts),
         checks=checks_of(config, keys, queue),
         model_names=model.names,
@@ -222,7 +180,6 @@ class Life:
                 log_config=None,
                 access_log=False,
                 server_header=False,
-                proxy_headers=False,
                 proxy_headers=False,
                 timeout_keep_alive=cast("int", config.keep_alive_s),
                 timeout_graceful_shutdown=int(2 * CUT_S),
@@ -289,6 +246,13 @@ class Life:
             raise StartError(str(error)) from error
         run = context.engine.run
         assert run is not None
+        asked = self._config.engine.max_model_len
+        if asked is not None and asked > run.model_len_max:
+            self._log.warning(
+                "--max-model-len %d is more than the model and the KV cache hold: %d is in force",
+                asked,
+                run.model_len_max,
+            )
         context.history.announce(self.url())
         context.history.queries.start()
         self._log.info("engine: %s", run.config)

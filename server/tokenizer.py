@@ -185,7 +185,13 @@ def _without_special(backend: Backend) -> Backend:
 def build_tokenizer(metadata: TokenizerMetadata) -> Tokenizer:
     """Return the model's tokenizer, or raise SpecError naming what cannot be used."""
     if metadata.kind == "gguf":
-        return Tokenizer(_from_gguf(metadata))
+        try:
+            return Tokenizer(_from_gguf(metadata))
+        except (ValueError, TypeError, LookupError) as error:
+            line = str(error).splitlines()[0][:200]
+            raise SpecError(
+                f"the lists under tokenizer.ggml do not fit together: {line}"
+            ) from error
     file = Path(metadata.folder or "") / "tokenizer.json"
     if not file.is_file():
         raise SpecError(f"{file}: no such file; the server needs the tokenizer in this form")

@@ -16,7 +16,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from engine.model import Decoder
 from engine.spec import ModelSpec, read_spec
-from engine.weights import SAFETENSORS_NAMES, expected_shapes, open_source
+from engine.tensors import SAFETENSORS_NAMES, expected_shapes
+from engine.weights import open_source
 from kernels.base import Cache, DecoderWeights, StepBatch
 from kernels.ops import TorchOps
 from kernels.sdpa import SdpaBackend

@@ -238,8 +238,8 @@ def test_warming_up_reports_and_leaves_the_pool_alone(model: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "cause"),
     [
-        ({"attention_backend": "flash"}, "--attention-backend: no attention backend 'flash'"),
-        ({"device": "tpu"}, "--device must be cpu, cuda or auto, not tpu"),
+        ({"attention_backend": "flash"}, "--attention-backend must be one of auto, sdpa"),
+        ({"device": "tpu"}, "--device must be one of auto, cpu, cuda, not tpu"),
         ({"kv_blocks": 2**40}, "--kv-blocks 1099511627776: the KV cache does not fit"),
     ],
 )
