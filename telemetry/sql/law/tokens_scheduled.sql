@@ -10,7 +10,7 @@ WITH checked AS (
          s.seq AS start_seq, e.prompt_tokens + e.output_tokens - 1 AS computed, e.dropped_tokens
   FROM ended e JOIN request_start s ON s.run_id = e.run_id AND s.request = e.request
   WHERE e.served AND e.cancel_requested_at_ns IS NULL AND e.first_token_at_ns IS NOT NULL
-), since AS MATERIALIZED (
+), since AS NOT MATERIALIZED (
   SELECT i.run_id, i.seq, i.end_at_ns, i.lost_before, i.requests, i.token_counts, i.preempted,
          i.preempted_lost_tokens, i.admitted, i.admitted_cached_tokens
   FROM iteration i JOIN span w ON w.run_id = i.run_id AND i.end_at_ns < w.end_ns
