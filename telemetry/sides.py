@@ -12,8 +12,10 @@ from typing import Any
 import numpy as np
 
 from telemetry.bootstrap import BUCKET, Floats, Histogram
+from telemetry.reading import read_records
 from telemetry.records import CAUSES
 from telemetry.spans import LIES_IN, Ask, Span, parameters
+from telemetry.untold import FOLDED, causes_of
 
 BLOCKS = 20
 LATENCIES = ("ttft", "itl", "e2e", "queue")
@@ -110,11 +112,31 @@ def _read_span(ask: Ask, span: Span, blocks: int) -> _Part:
         sums[block, 5:] = values
     for block, cause, ns in ask(CAUSE_SUMS, given).rows:
         causes[block, CAUSES.index(cause)] = ns
+    if sums[:, 1].sum() > sums[:, 2].sum():
+        _add_untold(ask, span, sums, causes)
     part = _Part(sums, causes, {name: [([], [])] * blocks for name in LATENCIES})
     for sql in (LATENCY_HISTOGRAMS, GAP_HISTOGRAM):
         for name, block, buckets, counts in ask(sql, given).rows:
             part.latencies[name][block] = (buckets, counts)
     return part
+
+
+def _add_untold(ask: Ask, span: Span, sums: Floats, causes: Floats) -> None:
+    """Add the causes of requests that have none on record, folded from the steps themselves."""
+    untold: dict[int, tuple[int, int, int]] = {}
+    added: set[int] = set()
+    after, given = -1, [span.run_id, span.from_ns, span.to_ns, len(sums)]
+    while rows := ask(UNTOLD, [*given, after]).rows:
+        untold |= {request: (block, prompt, output) for request, block, prompt, output in rows}
+        after = rows[-1][0]
+    for record in causes_of(read_records(ask, [span], FOLDED)):
+        if record.request not in untold:
+            continue
+        block, prompt, output = untold[record.request]
+        causes[block, CAUSES.index(record.cause)] += record.ns
+        if record.request not in added:
+            added.add(record.request)
+            sums[block, 2:5] += 1, prompt, output
 
 
 def _histogram(listed: list[tuple[list[int], list[int]]]) -> Histogram:
@@ -165,6 +187,11 @@ REQUESTS = f"""{_ENDED}, told AS (
 SELECT block, count(*), count(one), coalesce(sum(one * prompt_tokens), 0)::BIGINT,
   coalesce(sum(one * output_tokens), 0)::BIGINT
 FROM ended LEFT JOIN told USING (request) GROUP BY block"""
+
+UNTOLD = f"""{_ENDED}
+SELECT request, block, prompt_tokens, output_tokens FROM ended
+WHERE request > $5 AND request NOT IN (SELECT request FROM request_cause WHERE run_id = $1)
+ORDER BY request LIMIT 5000"""
 
 STEPS = f"""
 SELECT {_BLOCK.format(at="greatest(end_at_ns, $2)")} AS block, count(*),

@@ -126,6 +126,18 @@ def test_a_side_says_what_its_records_say(made: Make) -> None:
             assert found == pytest.approx(np.quantile(values, probability), rel=0.02, abs=1), name
 
 
+def test_causes_that_are_not_on_record_are_folded_from_the_steps(
+    made: Make, tmp_path: Path
+) -> None:
+    records, side = made(1)
+    without = [r for r in records if not isinstance(r, RequestCause) or r.request > 100]
+    ask = asking(write_file(tmp_path / "old.duckdb", placed(without, "run-1")), rows_max=500)
+    old = read_side(ask, spans_of(ask, TimeRange()))
+    assert np.array_equal(old.explained, side.explained)
+    assert np.array_equal(old.outputs, side.outputs)
+    assert np.array_equal(old.causes, side.causes)
+
+
 # ---- verdicts
 
 
