@@ -13,9 +13,9 @@ import pytest
 from telemetry.named import Bound, catalogue
 from telemetry.schema import ddl
 from tests import samples
-from tests.recordings import placed
+from tests.sick_runs import DAY_US, FIRST_STARTED_UNIX_US
 
-STEPS = 40_000
+STEPS = 36_000
 STEP_NS = 50_000_000
 ROWS_A_GROUP = 2048
 SHARE_MAX = 0.4
@@ -26,35 +26,41 @@ LISTS = ("requests", "start_positions", "token_counts", "kv_block_counts")
 
 @pytest.fixture(scope="module")
 def long_record(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Half an hour of steps, twenty a second, with lists that cannot be packed away."""
+    """Half an hour of steps in each of two lives of a server, with lists that do not pack."""
     path = tmp_path_factory.mktemp("long") / "long.duckdb"
-    (run,) = placed([samples.run()], "long")
-    sample = samples.iteration(1, [1])
     with duckdb.connect() as connection:
         connection.execute(f"ATTACH '{path}' AS long (ROW_GROUP_SIZE {ROWS_A_GROUP})")
         connection.execute("USE long")
         for statement in ddl():
             connection.execute(statement)
-        fields = [getattr(run.record, name) for name in run.record.__slots__]
-        places = ", ".join(["?"] * (3 + len(fields)))
-        connection.execute(f"INSERT INTO run VALUES ({places})", ["long", 1, 1, *fields])
-        chosen = {
-            "step": "i + 1",
-            "begin_at_ns": f"i * {STEP_NS}",
-            "end_at_ns": f"(i + 1) * {STEP_NS}",
-            **dict.fromkeys(LISTS, "[hash(i * 8 + j) % 1000000 for j in range(8)]"),
-        }
-        values = []
-        for name in sample.__slots__:
-            value = getattr(sample, name)
-            plain = "NULL" if value is None else f"'{value}'" if isinstance(value, str) else value
-            values.append(str(chosen.get(name, plain)))
-        connection.execute(
-            f"INSERT INTO iteration SELECT 'long', 1, i + 2, {', '.join(values)} "
-            f"FROM range({STEPS}) t(i)"
-        )
+        for day, run_id in enumerate(("earlier", "later")):
+            run = samples.run(started_unix_us=FIRST_STARTED_UNIX_US + day * DAY_US)
+            fields = [run_id, 1, 1, *(getattr(run, name) for name in run.__slots__)]
+            places = ", ".join(["?"] * len(fields))
+            connection.execute(f"INSERT INTO run VALUES ({places})", fields)
+            connection.execute(
+                f"INSERT INTO iteration SELECT '{run_id}', 1, i + 2, {', '.join(step_values())} "
+                f"FROM range({STEPS}) t(i)"
+            )
         connection.execute("CHECKPOINT")
     return path
+
+
+def step_values() -> list[str]:
+    """Return the columns of iteration i as SQL, twenty steps a second."""
+    sample = samples.iteration(1, [1])
+    chosen = {
+        "step": "i + 1",
+        "begin_at_ns": f"i * {STEP_NS}",
+        "end_at_ns": f"(i + 1) * {STEP_NS}",
+        **dict.fromkeys(LISTS, "[hash(i * 8 + j) % 1000000 for j in range(8)]"),
+    }
+    values = []
+    for name in sample.__slots__:
+        value = getattr(sample, name)
+        plain = "NULL" if value is None else f"'{value}'" if isinstance(value, str) else value
+        values.append(str(chosen.get(name, plain)))
+    return values
 
 
 def bytes_read(path: Path, bound: Bound) -> int:
