@@ -8,6 +8,7 @@ import { bindKeys } from './keys.js';
 import { Live } from './live.js';
 import { Notice } from './notice.js';
 import { palette } from './palette.js';
+import { Session } from './session.js';
 import { RECORD_KINDS, Source } from './source.js';
 import { Help } from './states.js';
 import { Store } from './store.js';
@@ -28,6 +29,7 @@ class App {
     this.awaited = null; // id of a request of ours whose lane is to be lit once it is known
     this.linkState = 'connecting';
     this.heardNs = 0; // server time of the last contact
+    this.session = new Session({ url: new URL('../session', import.meta.url).href });
     this.source = new Source({
       url: STREAM.href,
       onRecord: (kind, record, runId) => this.receive(kind, record, runId),
@@ -62,6 +64,7 @@ class App {
     this.paint();
     this.live.resize();
     this.source.open();
+    this.knock(0);
     requestAnimationFrame((now_ms) => this.loop(now_ms, now_ms));
   }
 
@@ -107,6 +110,14 @@ class App {
     this.live.figures();
   }
 
+  // Where a key is wanted: the way out is shown, and without a session the login page is.
+  async knock(now_ms) {
+    const state = await this.session.look(now_ms);
+    if (!state?.key_needed) return;
+    byId('account').hidden = !state.signed_in;
+    if (!state.signed_in) location.reload();
+  }
+
   // The server's time: learned from records, and before the first one from the wall clocks.
   nowNs(now_ms) {
     if (this.clock.known) return this.clock.nowNs(now_ms);
@@ -119,6 +130,7 @@ class App {
     if (now_ms - (this.noticedMs ?? 0) > 250) {
       this.noticedMs = now_ms;
       this.notice.update(this.store, this.linkState);
+      if (this.linkState === 'disconnected') this.knock(now_ms);
       if (this.awaited) {
         const r = this.find(this.awaited);
         if (r) this.light(r.start);

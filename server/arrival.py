@@ -13,7 +13,8 @@ from server.answers import Endpoint
 from server.context import context_of
 from server.decoding import Decoded, decode
 from server.errors import ApiError, engine_down, invalid
-from server.keys import TENANT_CHARS_MAX, Caller
+from server.gate import caller_in
+from server.keys import TENANT_CHARS_MAX
 from server.queue import QueueFull
 from telemetry.records import Rejection, RejectionReason
 from telemetry.records import Run as RunRecord
@@ -29,7 +30,7 @@ class Arrival:
         self.endpoint = endpoint
         self.id = ("chatcmpl-" if endpoint == "chat" else "cmpl-") + uuid.uuid4().hex
         self.external_id = _name_in(request, "X-Request-Id", EXTERNAL_ID_CHARS_MAX)
-        caller: Caller | None = request.scope.get("state", {}).get("caller")
+        caller = caller_in(request.scope)
         named = _name_in(request, "X-Tenant", TENANT_CHARS_MAX)
         # A key that belongs to a tenant speaks for it, whatever the header says.
         self.tenant = (caller and caller.tenant) or named or "default"

@@ -22,6 +22,8 @@ DETAIL_BYTES_MAX = 256 * 1024
 Decoded = TypeVar("Decoded", bound=msgspec.Struct)
 
 _PLACE = re.compile(r"^(?P<what>.*?)(?: - at (?:`key` in )?`\$\.?(?P<path>[^`]*)`)?$", re.DOTALL)
+_VALUE = re.compile(r"(?<=Invalid enum value) .*", re.DOTALL)
+"""What a client sent where a choice of words was wanted; errors carry nothing that it sent."""
 _MISSING = re.compile(r"missing required field `(?P<name>\w+)`")
 _BYTE = re.compile(r"\(byte (?P<byte>\d+)\)")
 _KEY = re.compile(rb'"(?P<name>\w+)"\s*:\s*(?:\{[^{}]*:\s*)?-?\w*$')
@@ -80,7 +82,7 @@ def _named(message: str, path: str) -> ApiError:
     """Return the 400 of msgspec's message about a value at `path`, its field's name in `param`."""
     found = _PLACE.match(message)
     assert found is not None
-    what, inner = found["what"], found["path"] or ""
+    what, inner = _VALUE.sub("", found["what"]), found["path"] or ""
     missing = _MISSING.search(what)
     param = (
         path + inner if inner.startswith("[") or not path else ".".join(filter(None, (path, inner)))

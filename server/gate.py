@@ -20,6 +20,7 @@ from server.origins import Origins, origins_of
 from server.queue import Queue
 from server.sessions import Sessions, token_in
 
+CALLER = "iterscope.caller"
 OPEN_PATHS = frozenset({"/health", "/ready", "/session"})
 LOGIN = "/dashboard/login/"
 OPEN_FOLDER = "/dashboard/login"
@@ -105,7 +106,7 @@ class Gate:
             if caller.tenant is not None and not _may_generate(method, path):
                 message = "this key may generate, and no more"
                 return error_response(ApiError(403, message, code="not_allowed"))
-            scope.setdefault("state", {})["caller"] = caller
+            scope.setdefault("state", {})[CALLER] = caller
         length = headers.get(b"content-length")
         if length is not None:
             try:
@@ -113,6 +114,12 @@ class Gate:
             except ApiError as too_large:
                 return error_response(too_large)
         return None
+
+
+def caller_in(scope: Scope) -> Caller | None:
+    """Return who holds the key of a request, None where no key is needed."""
+    caller: Caller | None = scope.get("state", {}).get(CALLER)
+    return caller
 
 
 def error_response(error: ApiError) -> Response:
@@ -123,7 +130,10 @@ def error_response(error: ApiError) -> Response:
 
 
 def _is_open(path: str) -> bool:
-    return path in OPEN_PATHS or path == OPEN_FOLDER or path.startswith(LOGIN)
+    if path in OPEN_PATHS or path == OPEN_FOLDER:
+        return True
+    name = path.removeprefix(LOGIN)
+    return name != path and "/" not in name and name != ".."
 
 
 def _holder(keys: KeyRing, authorization: bytes) -> Caller | None:
@@ -142,7 +152,7 @@ def _nobody(method: str, headers: Mapping[bytes, bytes], path: str) -> Response:
     """Return the answer to one without a key: people at a browser are led to the login page."""
     reads = method == "GET" and b"text/html" in headers.get(b"accept", b"")
     if reads and (path == "/" or path.startswith("/dashboard")):
-        return RedirectResponse(LOGIN, status_code=303)
+        return RedirectResponse(LOGIN + "?from=page", status_code=303)
     challenge = {"WWW-Authenticate": "Bearer"}
     message = "the API key is missing or wrong"
     return error_response(ApiError(401, message, code="invalid_api_key", headers=challenge))

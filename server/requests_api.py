@@ -17,6 +17,7 @@ from starlette.routing import Route
 
 from server.context import Context, context_of
 from server.errors import ApiError
+from server.gate import caller_in
 from server.generation import Generation
 from server.openai_api import answer
 from telemetry.answer import QueryError
@@ -140,7 +141,8 @@ async def cancel_request(request: Request) -> Response:
     """Answer DELETE /v1/requests/{id}: the whole HTTP request of this id is cancelled."""
     context = context_of(request)
     generation = context.generations.find(request.path_params["id"])
-    if generation is None:
+    caller = caller_in(request.scope)
+    if generation is None or (caller and caller.tenant not in (None, generation.job.tenant)):
         raise ApiError(404, "no request in flight has this id", code="request_not_found")
     failure = ApiError(499, "the request was cancelled", code="request_cancelled")
     generation.cancel("api", failure)

@@ -46,14 +46,20 @@ def ids(count: int) -> list[int]:
     return [3 + index % 256 for index in range(count)]
 
 
-def raw_request(server: Server, body: dict[str, Any]) -> socket.socket:
+def raw_request(
+    server: Server,
+    body: dict[str, Any],
+    *,
+    path: str = "/v1/completions",
+    method: str = "POST",
+    **headers: str,
+) -> socket.socket:
     """Send a request over a bare socket, which a test can then break as it likes."""
-    text = json.dumps(body).encode()
+    text = json.dumps(body)
     made = socket.create_connection(("127.0.0.1", httpx.URL(server.url).port or 0), timeout=20)
-    head = b"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: %d\r\n\r\n" % len(
-        text
-    )
-    made.sendall(head + text)
+    lines = {"Host": "127.0.0.1", "Content-Length": str(len(text))} | headers
+    head = "".join(f"{name}: {value}\r\n" for name, value in lines.items())
+    made.sendall(f"{method} {path} HTTP/1.1\r\n{head}\r\n{text}".encode())
     return made
 
 
