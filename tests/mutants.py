@@ -132,6 +132,8 @@ def is_caught(folder: Path) -> str | None:
         return "no end within 180 s"
     if done.returncode == 0:
         return None
+    # What pytest did not run has caught nothing: 1 is a failed test, 2 a module that fails to load.
+    assert done.returncode in (1, 2), done.stdout + done.stderr
     failed = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
     return failed[0].split(" - ")[0] if failed else f"exit {done.returncode}"
 
