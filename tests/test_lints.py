@@ -25,6 +25,7 @@ from tests.sick_runs import (
     plain_run,
     write_runs,
 )
+from tests.simulation import Simulation
 
 CHECKS = [query.name for query in of_kind("lint", "law")]
 Found = list[dict[str, Any]]
@@ -191,6 +192,19 @@ def test_a_request_that_failed_needs_no_explanation_to_its_end(tmp_path: Path) -
     whole = sick_runs.unexplained_time()
     failed = [replace(r, finish="error") if isinstance(r, RequestEnd) else r for r in whole]
     assert on_file(tmp_path, failed, "unexplained_time") == []
+
+
+def test_who_ends_while_preempted_has_nothing_computed(tmp_path: Path) -> None:
+    """At depth 2 the token in flight may be a sequence's last when its blocks are gone already."""
+    simulated = Simulation(depth=2, kv_blocks=8)
+    for name, tokens in (("A", 60), ("B", 45), ("C", 3), ("D", 60)):
+        simulated.add(name, 20, tokens)
+    simulated.drain()
+    whole = sick_runs.recorded(simulated)
+    steps = [record for record in whole if isinstance(record, Iteration)]
+    came = sum(2 in step.admitted for step in steps)
+    assert came == sum(2 in step.preempted for step in steps) > 0
+    assert on_file(tmp_path, whole, "tokens_scheduled") == []
 
 
 def test_what_the_engine_dropped_excuses_the_requests_of_that_time(tmp_path: Path) -> None:

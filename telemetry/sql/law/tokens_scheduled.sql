@@ -7,7 +7,7 @@
 -- window: yes
 WITH checked AS (
   SELECT e.run_id, e.request, e.request_id, e.finish, e.arrived_at_ns, e.released_at_ns, e.seq,
-         s.seq AS start_seq, e.prompt_tokens + e.output_tokens - 1 AS computed, e.dropped_tokens
+         s.seq AS start_seq, e.prompt_tokens + e.output_tokens - 1 AS known, e.dropped_tokens
   FROM ended e JOIN request_start s ON s.run_id = e.run_id AND s.request = e.request
   WHERE e.served AND e.cancel_requested_at_ns IS NULL AND e.first_token_at_ns IS NOT NULL
 ), since AS NOT MATERIALIZED (
@@ -16,25 +16,31 @@ WITH checked AS (
   FROM iteration i JOIN span w ON w.run_id = i.run_id AND i.end_at_ns < w.end_ns
   WHERE i.end_at_ns >= (SELECT coalesce(min(arrived_at_ns), 9223372036854775807) FROM checked)
 ), moved AS (
-  SELECT run_id, unnest(requests) AS request, unnest(token_counts) AS tokens, 0 AS lost, 0 AS cached
+  SELECT run_id, unnest(requests) AS request, unnest(token_counts) AS tokens, 0 AS lost,
+         0 AS cached, 0 AS came, 0 AS went
   FROM since
-  UNION ALL SELECT run_id, unnest(preempted), 0, unnest(preempted_lost_tokens), 0 FROM since
-  UNION ALL SELECT run_id, unnest(admitted), 0, 0, unnest(admitted_cached_tokens) FROM since
+  UNION ALL
+  SELECT run_id, unnest(preempted), 0, unnest(preempted_lost_tokens), 0, 0, 1 FROM since
+  UNION ALL
+  SELECT run_id, unnest(admitted), 0, 0, unnest(admitted_cached_tokens), 1, 0 FROM since
 ), sums AS (
-  SELECT run_id, request, sum(tokens) AS scheduled, sum(lost) AS lost, sum(cached) AS cached
+  -- Whoever went as often as it came ended while preempted, by a token that was in flight then:
+  -- nothing of it is computed any more.
+  SELECT run_id, request, sum(tokens) AS scheduled, sum(lost) AS lost, sum(cached) AS cached,
+         sum(came) > sum(went) AS holds
   FROM moved GROUP BY ALL
 ), hole AS (
   SELECT run_id, end_at_ns AS at_ns, seq FROM since WHERE lost_before > 0
-), broken AS (
-  SELECT c.*, coalesce(scheduled, 0) AS scheduled, coalesce(lost, 0) AS lost,
+), compared AS (
+  SELECT c.*, CASE WHEN coalesce(holds, true) THEN known ELSE 0 END AS computed,
+         coalesce(scheduled, 0) AS scheduled, coalesce(lost, 0) AS lost,
          coalesce(cached, 0) AS cached
   FROM checked c LEFT JOIN sums USING (run_id, request)
-  WHERE coalesce(scheduled, 0)
-    <> computed + coalesce(lost, 0) - coalesce(cached, 0) + dropped_tokens
 )
 SELECT run_id, request, request_id, finish, scheduled, computed, lost, cached, dropped_tokens
-FROM broken b
-WHERE NOT EXISTS (
+FROM compared b
+WHERE scheduled <> computed + lost - cached + dropped_tokens
+  AND NOT EXISTS (
     FROM hole h WHERE h.run_id = b.run_id AND h.at_ns >= b.arrived_at_ns AND h.seq <= b.seq)
   AND NOT EXISTS (
     FROM telemetry_lost l WHERE l.run_id = b.run_id AND l.to_seq >= b.start_seq
