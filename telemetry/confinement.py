@@ -17,7 +17,7 @@ MEMORY_BYTES_MAX = 1536 * 2**20
 """Address space: what is asked beyond it is refused at once, whatever the database would allow."""
 
 FILES_MAX = 512
-NICE = 10
+NICE = 15
 """Queries take what tokens leave over."""
 
 _PR_SET_PDEATHSIG = 1

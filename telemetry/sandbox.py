@@ -66,7 +66,9 @@ class Sandbox:
                 env={"PYTHONPATH": str(ROOT)},  # SQL can read the environment: it holds nothing
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
-                start_new_session=True,  # Ctrl-C is for the command, which then kills this
+                # Ctrl-C is for the command, which then kills this. A session of its own would be
+                # scheduled as one against the whole server, whatever its priority.
+                process_group=0,
             )
         self._channel = ours
         self._dead = threading.Event()

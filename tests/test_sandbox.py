@@ -157,7 +157,7 @@ def test_a_child_knows_no_server_no_engine_and_no_environment(queries: Queries) 
         environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
         assert [entry.split(b"=")[0] for entry in environment if entry] == [b"PYTHONPATH"]
         assert len(os.listdir(f"/proc/{pid}/task")) == 1
-        assert os.getpriority(os.PRIO_PROCESS, pid) >= 10
+        assert os.getpriority(os.PRIO_PROCESS, pid) >= 15
 
 
 CONFINED = """
