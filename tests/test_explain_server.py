@@ -86,9 +86,7 @@ def test_the_causes_sum_to_what_the_client_measured(server: Server) -> None:
     medians = []
     try:
         for _ in range(4):
-            differences = [difference_ms(server) for _ in range(9)]
-            assert min(differences) > 0
-            medians.append(statistics.median(differences))
+            medians.append(statistics.median(difference_ms(server) for _ in range(9)))
             if medians[-1] < 5.0:
                 return
     finally:
@@ -97,7 +95,10 @@ def test_the_causes_sum_to_what_the_client_measured(server: Server) -> None:
 
 
 def difference_ms(server: Server) -> float:
-    """Return by how much the client's clock, on a bare socket, exceeds the sum of the causes."""
+    """Return by how much the client's clock, on a bare socket, differs from the causes' sum.
+
+    A client may hold the last byte before the server gets to stamp its write.
+    """
     with raw_connection(server) as connection:
         text = json.dumps({"prompt": ids(20), "max_tokens": 30, **TOKENS}).encode()
         head = (
@@ -111,7 +112,7 @@ def difference_ms(server: Server) -> float:
             answer += connection.recv(65536)
         ms = 1000 * (time.perf_counter() - began)
     body = json.loads(answer.partition(b"\r\n\r\n")[2])
-    return ms - float(explained(server, body["id"])["e2e_ms"])
+    return abs(ms - float(explained(server, body["id"])["e2e_ms"]))
 
 
 def raw_connection(server: Server) -> socket.socket:
