@@ -158,6 +158,11 @@ def read_gguf(path: Path) -> GgufHeader:
         raise SpecError(f"{path}: cannot be read: {error.strerror or error}") from error
 
 
+def brief(error: Exception) -> str:
+    """Return the first line of what an error of a library says, cut to a readable length."""
+    return (str(error).splitlines() or [type(error).__name__])[0][:200]
+
+
 def refuse_special(path: Path) -> None:
     """Raise for what is there and no plain file: reading from a pipe or a device never ends."""
     if path.exists() and not path.is_file():

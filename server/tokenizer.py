@@ -23,6 +23,7 @@ from tokenizers import (
 )
 from tokenizers import Tokenizer as Backend
 
+from engine.model_files import brief
 from engine.spec import SpecError, TokenizerMetadata
 from server.detokenizer import ByteDetokenizer, Detokenizer, WindowDetokenizer
 
@@ -188,17 +189,15 @@ def build_tokenizer(metadata: TokenizerMetadata) -> Tokenizer:
         try:
             return Tokenizer(_from_gguf(metadata))
         except (ValueError, TypeError, LookupError) as error:
-            line = str(error).splitlines()[0][:200]
-            raise SpecError(
-                f"the lists under tokenizer.ggml do not fit together: {line}"
-            ) from error
+            line = f"the lists under tokenizer.ggml do not fit together: {brief(error)}"
+            raise SpecError(line) from error
     file = Path(metadata.folder or "") / "tokenizer.json"
     if not file.is_file():
         raise SpecError(f"{file}: no such file; the server needs the tokenizer in this form")
     try:
         return Tokenizer(Backend.from_file(str(file)))
     except Exception as error:  # the library raises nothing more precise
-        raise SpecError(f"{file}: cannot be used: {error}") from error
+        raise SpecError(f"{file}: cannot be used: {brief(error)}") from error
 
 
 def _from_gguf(metadata: TokenizerMetadata) -> Backend:
@@ -214,7 +213,7 @@ def _from_gguf(metadata: TokenizerMetadata) -> Backend:
             ignore_merges=metadata.pre in LLAMA3_NAMES,
         )
     except Exception as error:  # the library raises nothing more precise
-        raise SpecError(f"tokenizer.ggml.merges cannot be used: {error}") from error
+        raise SpecError(f"tokenizer.ggml.merges cannot be used: {brief(error)}") from error
     backend = Backend(model)
     whole = [
         AddedToken(token, special=kind != USER_DEFINED, normalized=False)

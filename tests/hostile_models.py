@@ -1,0 +1,198 @@
+"""Model files that nobody vouches for: sound ones broken at random, read as a start reads them.
+
+Owns the mutations of GGUF files, safetensors files and the JSON beside them, and the run over many:
+`python -m tests.hostile_models SEED COUNT FOLDER` reads COUNT of each kind in this process and
+prints what happened as JSON. test_hostile_models.py runs it, so that a crash or a hang is seen.
+"""
+
+import json
+import random
+import resource
+import struct
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from engine.config import ConfigError, DeviceFacts, EngineConfig, resolve
+from engine.spec import SpecError, read_spec, read_tokenizer_metadata
+from engine.tensors import check_tensors
+from engine.weights import load_weights
+from kernels.ops import TorchOps
+from server.tokenizer import build_tokenizer
+from tests import tiny
+
+SIZES = (0, 1, 7, 2**16, 2**31 - 1, 2**31, 2**32 - 1, 2**40, 2**63 - 1, 2**63, 2**64 - 1)
+VALUES: tuple[Any, ...] = (
+    *(0, -1, 1, 3, 2**31, 2**53, 2**63, -(2**63), 1e308, -0.5, float("nan"), float("inf")),
+    *("", "x", "\x00", "../../etc/passwd", "F64", "llama", "x" * 5000),
+    *(None, True, False, [], [[]], {}, {"a": {"b": []}}, [-1, 2**64], ["F32"]),
+)
+
+
+def load(path: Path) -> None:
+    """Do what a start does with a model's files, the engine's part included."""
+    spec = read_spec(str(path))
+    check_tensors(spec)
+    build_tokenizer(read_tokenizer_metadata(str(path)))
+    facts = DeviceFacts(device="cpu", auto_dtype="f32", threads=1)
+    config = resolve(EngineConfig(model=str(path)), spec, facts)
+    assert config.max_model_len is not None
+    load_weights(
+        spec,
+        dtype="f32",
+        device="cpu",
+        positions=config.max_model_len,
+        pack=TorchOps().pack,
+        progress=lambda stage, fraction: None,
+    )
+
+
+def noise(raw: bytes, length: int, draw: random.Random) -> bytes:
+    """Break the first `length` bytes: bits, sizes, pieces that lack or come twice, an early end."""
+    damaged = bytearray(raw)
+    for _ in range(draw.choice((1, 1, 2, 4))):
+        place = draw.randrange(min(length, len(damaged)))
+        match draw.randrange(6):
+            case 0:
+                damaged[place] ^= 1 << draw.randrange(8)
+            case 1:
+                damaged[place : place + 8] = struct.pack("<Q", draw.choice(SIZES))
+            case 2:
+                damaged[place : place + 4] = struct.pack("<I", draw.choice(SIZES[:7]))
+            case 3:
+                del damaged[place : place + draw.choice((1, 4, 8, 64))]
+            case 4:
+                damaged[place:place] = damaged[place : place + draw.choice((1, 8, 64))]
+            case 5:
+                if draw.random() < 0.2:
+                    del damaged[place:]
+        if not damaged:
+            return b""
+    return bytes(damaged)
+
+
+def spoil(content: Any, draw: random.Random) -> Any:
+    """Change one place of a JSON value: another value, another name, or nothing."""
+    if isinstance(content, dict) and content and draw.random() < 0.9:
+        key = draw.choice(list(content))
+        match draw.randrange(8):
+            case 0:
+                return {name: value for name, value in content.items() if name != key}
+            case 1:
+                return content | {draw.choice(("x", "", key + "0", "__metadata__")): content[key]}
+            case _:
+                return content | {key: spoil(content[key], draw)}
+    if isinstance(content, list) and content and draw.random() < 0.7:
+        place = draw.randrange(len(content))
+        return [*content[:place], spoil(content[place], draw), *content[place + 1 :]]
+    return draw.choice(VALUES)
+
+
+class Kinds:
+    """The sound files, and one way of breaking each."""
+
+    def __init__(self, folder: Path) -> None:
+        self.gguf = tiny.write_gguf(folder / "tiny.gguf")
+        self.folder = tiny.write(folder / "tiny")
+        self.sound = {
+            file: file.read_bytes()
+            for file in (self.gguf, *(one for one in self.folder.iterdir() if one.is_file()))
+        }
+        self.weights = self.folder / "model.safetensors"
+        (self.header_bytes,) = struct.unpack("<Q", self.sound[self.weights][:8])
+
+    def restore(self) -> None:
+        for file, raw in self.sound.items():
+            if not file.exists() or file.read_bytes() != raw:
+                file.write_bytes(raw)
+        (self.folder / "model.safetensors.index.json").unlink(missing_ok=True)
+
+    def gguf_header(self, draw: random.Random) -> Path:
+        raw = self.sound[self.gguf]
+        self.gguf.write_bytes(noise(raw, 12_000 if draw.random() < 0.9 else len(raw), draw))
+        return self.gguf
+
+    def safetensors_bytes(self, draw: random.Random) -> Path:
+        raw = self.sound[self.weights]
+        self.weights.write_bytes(noise(raw, 8 + self.header_bytes, draw))
+        return self.folder
+
+    def safetensors_header(self, draw: random.Random) -> Path:
+        raw = self.sound[self.weights]
+        header = json.loads(raw[8 : 8 + self.header_bytes])
+        for _ in range(draw.choice((1, 1, 3))):
+            header = spoil(header, draw)
+        made = json.dumps(header).encode()
+        self.weights.write_bytes(struct.pack("<Q", len(made)) + made + raw[8 + self.header_bytes :])
+        return self.folder
+
+    def json_file(self, draw: random.Random) -> Path:
+        names = ("config.json", "generation_config.json", "tokenizer_config.json", "tokenizer.json")
+        file = self.folder / draw.choice(names)
+        if draw.random() < 0.3:
+            file.write_bytes(noise(self.sound[file], len(self.sound[file]), draw))
+        else:
+            content = json.loads(self.sound[file])
+            for _ in range(draw.choice((1, 1, 2))):
+                content = spoil(content, draw)
+            file.write_text(json.dumps(content))
+        return self.folder
+
+    def index(self, draw: random.Random) -> Path:
+        names = draw.choices(("model.safetensors", "absent.safetensors", "../x", "", "."), k=2)
+        content: Any = {"weight_map": dict(zip(("a", "b"), names, strict=True))}
+        (self.folder / "model.safetensors.index.json").write_text(json.dumps(spoil(content, draw)))
+        return self.folder
+
+
+def run(seed: int, count: int, folder: Path) -> dict[str, Any]:
+    """Read `count` broken models of each kind; return tallies, the slowest, and what went wrong."""
+    torch.set_num_threads(1)
+    kinds = Kinds(folder)
+    ways: dict[str, Callable[[random.Random], Path]] = {
+        "gguf header": kinds.gguf_header,
+        "safetensors bytes": kinds.safetensors_bytes,
+        "safetensors header": kinds.safetensors_header,
+        "json": kinds.json_file,
+        "index": kinds.index,
+    }
+    load(kinds.gguf)
+    load(kinds.folder)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    tallies: Counter[str] = Counter()
+    wrong: list[str] = []
+    slowest = 0.0
+    for number in range(count):
+        for name, way in ways.items():
+            path = way(random.Random(f"{seed} {name} {number}"))
+            began = time.process_time()
+            outcome = outcome_of(path)
+            slowest = max(slowest, time.process_time() - began)
+            tallies[f"{name}: {outcome if outcome in ('taken', 'refused') else 'wrong'}"] += 1
+            if outcome not in ("taken", "refused"):
+                wrong.append(f"{name} {number}: {outcome}")
+            kinds.restore()
+    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    return {"tallies": tallies, "wrong": wrong, "slowest_s": slowest, "grown_mb": grown / 1024}
+
+
+def outcome_of(path: Path) -> str:
+    """Return taken, refused, or what should not have happened."""
+    try:
+        load(path)
+    except (SpecError, ConfigError) as error:
+        line = str(error)
+        return "refused" if "\n" not in line and len(line) < 600 else f"no one line: {line[:900]}"
+    except BaseException as error:  # noqa: BLE001  a panic of a Rust library is no Exception
+        return f"{type(error).__name__}: {str(error)[:200]}"
+    return "taken"
+
+
+if __name__ == "__main__":
+    seed, count, folder = sys.argv[1:]
+    sys.stdout.write(json.dumps(run(int(seed), int(count), Path(folder))))
