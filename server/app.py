@@ -16,7 +16,7 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import Scope
 
-from server import openai_api, requests_api, session_api, system_api
+from server import openai_api, openapi, requests_api, session_api, system_api
 from server.context import Context
 from server.errors import ApiError
 from server.gate import Gate, error_response
@@ -63,7 +63,16 @@ async def _http_error(request: Request, error: Exception) -> Response:
     what = {404: f"there is no {request.url.path}", 405: f"{place} is not allowed"}
     message = what.get(error.status_code, error.detail)
     headers = {**(error.headers or {})}
+    if error.status_code == 405:
+        headers["Allow"] = ", ".join(sorted(_methods(request)))
     return error_response(ApiError(error.status_code, message, headers=headers))
+
+
+def _methods(request: Request) -> set[str]:
+    """Return what a path can be asked with, over all of its routes."""
+    routes = [one for one in request.app.routes if isinstance(one, Route)]
+    here = [one for one in routes if one.path_regex.match(request.url.path)]
+    return {method for one in here for method in one.methods or ()}
 
 
 async def _left(_: Request, __: Exception) -> Response:
@@ -86,6 +95,7 @@ def build_app(context: Context) -> Starlette:
             *requests_api.ROUTES,
             *system_api.ROUTES,
             *session_api.ROUTES,
+            *openapi.ROUTES,
             *telemetry_routes,
             *record_routes,
             *queries_routes,

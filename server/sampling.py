@@ -47,4 +47,6 @@ def _logprobs(body: GenerationRequest) -> int | None:
     """Return how many alternatives are told with each token, None when nothing is."""
     if isinstance(body, ChatRequest):
         return (body.top_logprobs or 0) if body.logprobs else None
-    return body.logprobs if isinstance(body, CompletionRequest) else None
+    if not isinstance(body, CompletionRequest) or body.logprobs is False:
+        return None
+    return None if body.logprobs is None else int(body.logprobs)

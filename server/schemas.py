@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
 import msgspec
-from msgspec import Meta
+from msgspec import UNSET, Meta, UnsetType
 
 from engine.messages import Priority
 from server.decoding import check_detail, decode_field
@@ -30,9 +30,18 @@ Bias = Annotated[float, Meta(ge=-100, le=100)]
 Alternatives = Annotated[int, Meta(ge=0, le=20)]
 
 
-Unread = msgspec.Raw
+Unread = msgspec.Raw | UnsetType
 """A field that is only looked into where it must be: what nobody uses is not worth decoding."""
-NOT_GIVEN = msgspec.Raw()
+_IDS = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
+PROMPT_SCHEMA = {
+    "oneOf": [
+        {"type": "string", "minLength": 1},
+        {"type": "array", "items": {"type": "string", "minLength": 1}, "minItems": 1},
+        _IDS,
+        {"type": "array", "items": _IDS, "minItems": 1},
+    ]
+}
+CALLS_SCHEMA = {"type": ["array", "null"], "items": {"type": "object"}}
 
 
 class StreamOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,31 +82,31 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     user: str | None = None
     frequency_penalty: Penalty | None = None
     presence_penalty: Penalty | None = None
-    repetition_penalty: Annotated[float, Meta(gt=0, le=2)] | None = None
+    repetition_penalty: Annotated[float, Meta(ge=0.01, le=2)] | None = None
     min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
     logit_bias: Annotated[dict[int, Bias], Meta(max_length=LOGIT_BIASES_MAX)] | None = None
-    response_format: Unread = NOT_GIVEN
-    structured_outputs: Unread = NOT_GIVEN
-    guided_json: Unread = NOT_GIVEN
-    guided_regex: Unread = NOT_GIVEN
-    guided_choice: Unread = NOT_GIVEN
-    guided_grammar: Unread = NOT_GIVEN
-    json_schema: Unread = NOT_GIVEN
-    regex: Unread = NOT_GIVEN
-    ebnf: Unread = NOT_GIVEN
-    grammar: Unread = NOT_GIVEN
-    bad_words: Unread = NOT_GIVEN
-    allowed_token_ids: Unread = NOT_GIVEN
-    use_beam_search: Unread = NOT_GIVEN
-    length_penalty: Unread = NOT_GIVEN
-    stop_regex: Unread = NOT_GIVEN
-    prompt_logprobs: Unread = NOT_GIVEN
-    prompt_embeds: Unread = NOT_GIVEN
-    truncate_prompt_tokens: Unread = NOT_GIVEN
-    logits_processors: Unread = NOT_GIVEN
-    lora_path: Unread = NOT_GIVEN
-    return_tokens_as_token_ids: Unread = NOT_GIVEN
-    spaces_between_special_tokens: Unread = NOT_GIVEN
+    response_format: Unread = UNSET
+    structured_outputs: Unread = UNSET
+    guided_json: Unread = UNSET
+    guided_regex: Unread = UNSET
+    guided_choice: Unread = UNSET
+    guided_grammar: Unread = UNSET
+    json_schema: Unread = UNSET
+    regex: Unread = UNSET
+    ebnf: Unread = UNSET
+    grammar: Unread = UNSET
+    bad_words: Unread = UNSET
+    allowed_token_ids: Unread = UNSET
+    use_beam_search: Unread = UNSET
+    length_penalty: Unread = UNSET
+    stop_regex: Unread = UNSET
+    prompt_logprobs: Unread = UNSET
+    prompt_embeds: Unread = UNSET
+    truncate_prompt_tokens: Unread = UNSET
+    logits_processors: Unread = UNSET
+    lora_path: Unread = UNSET
+    return_tokens_as_token_ids: Unread = UNSET
+    spaces_between_special_tokens: Unread = UNSET
     add_special_tokens: bool | None = None
     skip_special_tokens: bool | None = None
     include_stop_str_in_output: bool | None = None
@@ -116,7 +125,7 @@ class ChatMessage(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | list[Part] | None = None
     name: str | None = None
-    tool_calls: Unread = NOT_GIVEN
+    tool_calls: Annotated[Unread, Meta(extra_json_schema=CALLS_SCHEMA)] = UNSET
     tool_call_id: str | None = None
 
 
@@ -127,19 +136,19 @@ class ChatRequest(GenerationRequest, frozen=True, kw_only=True):
     max_completion_tokens: Annotated[int, Meta(ge=1)] | None = None
     logprobs: bool | None = None
     top_logprobs: Alternatives | None = None
-    tools: Unread = NOT_GIVEN
-    tool_choice: Unread = NOT_GIVEN
-    functions: Unread = NOT_GIVEN
-    function_call: Unread = NOT_GIVEN
-    modalities: Unread = NOT_GIVEN
-    audio: Unread = NOT_GIVEN
-    web_search_options: Unread = NOT_GIVEN
-    chat_template: Unread = NOT_GIVEN
-    chat_template_kwargs: Unread = NOT_GIVEN
-    documents: Unread = NOT_GIVEN
-    echo: Unread = NOT_GIVEN
-    reasoning_effort: Unread = NOT_GIVEN
-    verbosity: Unread = NOT_GIVEN
+    tools: Unread = UNSET
+    tool_choice: Unread = UNSET
+    functions: Unread = UNSET
+    function_call: Unread = UNSET
+    modalities: Unread = UNSET
+    audio: Unread = UNSET
+    web_search_options: Unread = UNSET
+    chat_template: Unread = UNSET
+    chat_template_kwargs: Unread = UNSET
+    documents: Unread = UNSET
+    echo: Unread = UNSET
+    reasoning_effort: Unread = UNSET
+    verbosity: Unread = UNSET
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
 
@@ -147,12 +156,13 @@ class ChatRequest(GenerationRequest, frozen=True, kw_only=True):
 class CompletionRequest(GenerationRequest, frozen=True, kw_only=True):
     """POST /v1/completions. `prompt` is decoded by `prompts`: four forms share the field.
 
-    With `echo`, max_tokens may be 0: the answer is the prompt, and its scores if asked for.
+    `logprobs` true, which some clients send to both endpoints, is 1; false is none. With `echo`,
+    max_tokens may be 0: the answer is the prompt, and its scores if asked for.
     """
 
-    prompt: msgspec.Raw
+    prompt: Annotated[msgspec.Raw, Meta(extra_json_schema=PROMPT_SCHEMA)]
     max_tokens: Annotated[int, Meta(ge=0)] | None = None
-    logprobs: Alternatives | None = None
+    logprobs: bool | Alternatives | None = None
     best_of: Annotated[int, Meta(ge=1)] | None = None
     echo: bool | None = None
     suffix: str | None = None
@@ -210,7 +220,7 @@ def check(body: GenerationRequest) -> None:
     """Raise ApiError for what types cannot say: fields not built yet, or that need another."""
     for name, harmless in HARMLESS.items():
         value = getattr(body, name, None)
-        if value is not None and not _asks_for_nothing(value, harmless):
+        if not _asks_for_nothing(value, harmless):
             raise unsupported(name)
     if isinstance(body, ChatRequest) and not _asks_for_nothing(body.echo, OFF):
         raise unsupported("echo")
@@ -226,9 +236,10 @@ def check(body: GenerationRequest) -> None:
 
 
 def _asks_for_nothing(value: object, harmless: tuple[object, ...]) -> bool:
+    if value is None or value is UNSET:
+        return True
     if isinstance(value, msgspec.Raw):
-        if not (raw := bytes(value)):
-            return True
+        raw = bytes(value)
         if len(raw) > HARMLESS_BYTES_MAX:
             return False
         value = msgspec.json.decode(raw)
@@ -333,9 +344,9 @@ def _template_message(index: int, message: ChatMessage) -> dict[str, Any]:
     return shown
 
 
-def _tool_calls(place: str, raw: msgspec.Raw) -> list[dict[str, Any]] | None:
+def _tool_calls(place: str, raw: Unread) -> list[dict[str, Any]] | None:
     """Return calls of an earlier turn as the template wants them, checked for what they cost."""
-    if not bytes(raw):
+    if raw is UNSET:
         return None
     check_detail(raw, place)
     found: list[dict[str, Any]] | None = decode_field(

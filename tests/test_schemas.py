@@ -4,6 +4,7 @@ No server runs here: nothing in these tables may reach an engine.
 """
 
 import json
+import time
 from contextlib import nullcontext
 from typing import Any
 
@@ -49,10 +50,31 @@ BAD_FIELDS: tuple[tuple[str, str, str], ...] = (
     *(("logprobs", text, "logprobs") for text in ("-1", "100", '"1"', "1.5", "[]")),
     ("response_format", '{"type": "json_object"}', "response_format"),
     ("guided_json", "{}", "guided_json"),
+    ("repetition_penalty", "5e-324", "repetition_penalty"),  # 0 in the engine's precision
+    *(
+        (name, text, name)
+        for name, text in (
+            ("regex", '"a+"'),
+            ("grammar", '"root ::= x"'),
+            ("json_schema", "{}"),
+            ("bad_words", '["a"]'),
+            ("allowed_token_ids", "[1]"),
+            ("use_beam_search", "true"),
+            ("length_penalty", "0.5"),
+            ("prompt_logprobs", "1"),
+            ("truncate_prompt_tokens", "5"),
+            ("lora_path", '"x"'),
+            ("spaces_between_special_tokens", "false"),
+            ("response_format", json.dumps({"type": "json_schema", "x": "y" * 500})),
+        )
+    ),
 )
 BAD_CHAT_FIELDS: tuple[tuple[str, str, str], ...] = (
     ("tools", '[{"type": "function"}]', "tools"),
     ("tool_choice", '"auto"', "tool_choice"),
+    ("echo", "true", "echo"),
+    ("reasoning_effort", '"high"', "reasoning_effort"),
+    ("chat_template", '"{{ messages }}"', "chat_template"),
     ("top_logprobs", "20", "top_logprobs"),
     *(("top_logprobs", text, "top_logprobs") for text in ("-1", "21", "true", "2.0")),
     *(("logprobs", text, "logprobs") for text in ("1", "0")),
@@ -179,3 +201,39 @@ def test_no_tokens_may_be_asked_for_with_echo_alone(most: int) -> None:
         with pytest.raises(ApiError) if refused else nullcontext() as caught:
             check(decode(text, CompletionRequest))
         assert caught is None or caught.value.param == "max_tokens"
+
+
+MEGABYTES = 4 * 2**20
+DEAR = {
+    "unknown lists": b'{"x":[' + b"[]," * (MEGABYTES // 3) + b"[]]}",
+    "tools": b'{"tools":[' + b"[]," * (MEGABYTES // 3) + b"[]]}",
+    "messages": b'{"messages":[' + b'{"role":"user","content":"a"},' * (MEGABYTES // 30) + b"{}]}",
+    "parts": b'{"messages":[{"role":"user","content":['
+    + b'{"type":"text"},' * (MEGABYTES // 16)
+    + b"{}]}]}",
+    "stop": b'{"messages":[],"stop":[' + b'"a",' * (MEGABYTES // 4) + b'"a"]}',
+    "stop_token_ids": b'{"messages":[],"stop_token_ids":[' + b"1," * (MEGABYTES // 2) + b"1]}",
+    "logit_bias": b'{"messages":[],"logit_bias":{' + b'"1":1,' * (MEGABYTES // 6) + b'"1":1}}',
+    "digits": b'{"messages":[],"seed":' + b"9" * MEGABYTES + b"}",
+    "depth": b'{"tools":' + b"[" * MEGABYTES,
+}
+
+
+@pytest.mark.parametrize("name", DEAR)
+def test_a_body_that_is_dear_to_decode_is_refused_before(name: str) -> None:
+    """Decoded, each of these costs from half a second to three seconds of the event loop."""
+    began = time.process_time()
+    with pytest.raises(ApiError) as caught:
+        decode(DEAR[name], ChatRequest)
+    assert caught.value.status == 400
+    assert time.process_time() - began < 0.2
+
+
+@pytest.mark.parametrize("unit", [b"1,", b"[1],", b'"a",', b"[],"])
+def test_a_prompt_of_too_many_is_counted_before_it_is_made(unit: bytes) -> None:
+    raw = b"[" + (unit * (MEGABYTES // len(unit)))[:-1] + b"]"
+    began = time.process_time()
+    with pytest.raises(ApiError) as caught:
+        prompts(raw, vocab_size=320, prompts_max=512, tokens_max=2048)
+    assert caught.value.status == 400
+    assert time.process_time() - began < 0.1
