@@ -5,7 +5,6 @@ recover. Node's own tests of the page's modules run here too, so that pytest alo
 """
 
 import re
-import shutil
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -14,21 +13,13 @@ from typing import Any
 
 import httpx
 import pytest
-from playwright.sync_api import Browser, ConsoleMessage, Page, Route, expect, sync_playwright
+from playwright.sync_api import Browser, ConsoleMessage, Page, Route, expect
 
 from tests import tiny
+from tests.browser import chromium
 from tests.servers import Server, serving, wait
 
 ROOT = Path(__file__).resolve().parent.parent
-FLAGS = [
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-]
 WAIT_S = 30.0
 WAIT_MS = WAIT_S * 1000
 PAINTED = """() => {
@@ -84,12 +75,8 @@ def server(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Se
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    executable = shutil.which("chromium")
-    assert executable, "chromium is missing: `make test` says how to install it"
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=executable, args=FLAGS)
+    with chromium() as browser:
         yield browser
-        browser.close()
 
 
 @pytest.fixture
