@@ -17,8 +17,9 @@ MEMORY_BYTES_MAX = 1536 * 2**20
 """Address space: what is asked beyond it is refused at once, whatever the database would allow."""
 
 FILES_MAX = 512
-NICE = 15
-"""Queries take what tokens leave over."""
+FILLING_NICE, ASKED_NICE = 5, 10
+"""Added to the server's own, one after the other: queries take what tokens leave over, but a child
+that is being made must be ready before the next is needed."""
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NO_NEW_PRIVS = 38
@@ -57,7 +58,7 @@ def confine(readable: Sequence[Path], parent: int) -> int:
     libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
         raise SystemExit("the server is gone")
-    os.nice(NICE)
+    os.nice(FILLING_NICE)
     with suppress(OSError):  # let the kernel, when memory ends, take this process first
         Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
     for limit, value in (
@@ -71,6 +72,11 @@ def confine(readable: Sequence[Path], parent: int) -> int:
         resource.setrlimit(limit, (allowed, allowed))
     libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
     return _landlock(libc, readable)
+
+
+def step_back() -> None:
+    """Take the place behind everything else, from the first query on."""
+    os.nice(ASKED_NICE)
 
 
 def _landlock(libc: ctypes.CDLL, readable: Sequence[Path]) -> int:

@@ -18,7 +18,7 @@ import duckdb
 
 from telemetry.answer import Caps, QueryError, QuerySpoiled, answer
 from telemetry.catalog import Part, attach, columns_of, fit, open_catalog, seal, show, without_empty
-from telemetry.confinement import confine
+from telemetry.confinement import confine, step_back
 from telemetry.database import HistoryLocked, HistoryUnavailable, one_line, show_folder
 from telemetry.schema import LOST_TABLE, table_ddl
 from telemetry.wire import (
@@ -77,6 +77,7 @@ class QueryChild:
                     self._take_in()
                     self._filled = True
                     self._resident_at_first = self._resident_bytes()
+                    step_back()
                     self._reply(Ready(landlock=0))
                 case Ask():
                     self._reply(self._answer(request))
@@ -102,6 +103,8 @@ class QueryChild:
         except HistoryUnavailable as error:
             return Failed(message=str(error), locked=isinstance(error, HistoryLocked))
         seal(connection)
+        if not isinstance(opening, OpenTail):
+            step_back()
         self._resident_at_first = self._resident_bytes()
         return Ready(landlock=landlock, left_out=left_out)
 

@@ -42,6 +42,7 @@ def patient(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Queries]:
 
 
 def test_a_deadline_is_said_and_kept(queries: Queries) -> None:
+    warm(queries)
     started = time.monotonic()
     with pytest.raises(DeadlinePassed, match="deadline of 1 s"):
         queries.run(ENDLESS)
@@ -157,7 +158,8 @@ def test_a_child_knows_no_server_no_engine_and_no_environment(queries: Queries) 
         environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
         assert [entry.split(b"=")[0] for entry in environment if entry] == [b"PYTHONPATH"]
         assert len(os.listdir(f"/proc/{pid}/task")) == 1
-        assert os.getpriority(os.PRIO_PROCESS, pid) >= 15
+        ours = os.getpriority(os.PRIO_PROCESS, 0)
+        assert os.getpriority(os.PRIO_PROCESS, pid) == min(19, ours + 15)
 
 
 CONFINED = """
