@@ -30,6 +30,7 @@ TOO_LARGE = "the query needs more memory than queries get"
 
 Format = Literal["json", "csv"]
 
+_READY = re.compile(r"(?:BOOLEAN|U?(?:TINY|SMALL|BIG)INT|U?INTEGER|VARCHAR)(?:\[\])*|DOUBLE|FLOAT")
 _PATH = re.compile(r"(?<![\w/])~?(?:/[\w.+@-]+){2,}/?|(?<=[\"'])/[^\"']*(?=[\"'])")
 _POSITION = re.compile(r"\n\nLINE (\d+): (.*)\n( *)\^")
 
@@ -106,7 +107,8 @@ def answer(
         cursor.execute("BEGIN TRANSACTION READ ONLY")
         cursor.execute(statements[0], list(parameters))
         columns = [{"name": str(c[0]), "type": str(c[1])} for c in cursor.description or ()]
-        rows, truncated = _fetch(cursor, caps)
+        ready = all(_READY.fullmatch(column["type"]) for column in columns)
+        rows, truncated = _fetch(cursor, caps, ready=ready)
     except duckdb.OutOfMemoryException as error:
         raise QueryError(TOO_LARGE) from error
     except MemoryError as error:
@@ -158,8 +160,13 @@ def without_paths(message: str) -> str:
     return _PATH.sub("(path)", " ".join(message.split()))
 
 
-def _fetch(cursor: duckdb.DuckDBPyConnection, caps: Caps) -> tuple[list[bytes], bool]:
-    """Return rows as text, and whether there were more than the caps allow."""
+def _fetch(
+    cursor: duckdb.DuckDBPyConnection, caps: Caps, *, ready: bool
+) -> tuple[list[bytes], bool]:
+    """Return rows as text, and whether there were more than the caps allow.
+
+    `ready` rows hold nothing that would have to be made plain; JSON writes NaN as null by itself.
+    """
     line = _csv_row if caps.format == "csv" else _json_row
     rows: list[bytes] = []
     size, ahead = 0, 1
@@ -167,7 +174,7 @@ def _fetch(cursor: duckdb.DuckDBPyConnection, caps: Caps) -> tuple[list[bytes], 
         for row in chunk:
             if len(rows) == caps.rows_max:
                 return rows, True
-            text = line([plain(value) for value in row])
+            text = line(row if ready else [plain(value) for value in row])
             size += len(text) + 1
             if size > caps.bytes_max:
                 return rows, True
@@ -176,11 +183,11 @@ def _fetch(cursor: duckdb.DuckDBPyConnection, caps: Caps) -> tuple[list[bytes], 
     return rows, False
 
 
-def _json_row(row: list[Any]) -> bytes:
+def _json_row(row: Sequence[Any]) -> bytes:
     return msgspec.json.encode(row)
 
 
-def _csv_row(row: list[Any]) -> bytes:
+def _csv_row(row: Sequence[Any]) -> bytes:
     return csv_line(row).encode()
 
 
@@ -203,6 +210,8 @@ def _csv_cell(value: Any) -> Any:
         return "true" if value else "false"
     if isinstance(value, list | dict):
         return msgspec.json.encode(value).decode()
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
     return value
 
 

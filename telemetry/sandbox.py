@@ -54,7 +54,10 @@ class QueryBroken(QueryError):
 
 
 class Sandbox:
-    """A child process that answers SQL. `spent` says that it should be replaced."""
+    """A child process that answers SQL. `spent` says that it should be replaced.
+
+    The kernel ends it with the thread that made it.
+    """
 
     def __init__(self) -> None:
         ours, theirs = socket.socketpair()

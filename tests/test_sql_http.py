@@ -24,7 +24,8 @@ from tests import samples
 from tests.telemetry_server import WAIT_S, Running, running, wait_for
 
 ENDLESS = "SELECT count(*) FROM range(1000000000) a, range(1000) b"
-TYPES = "SELECT 1 AS number, NULL AS nothing, true AS yes, [1, 2] AS list, 'a,\"b\"' AS text"
+TYPES = """SELECT 1 AS number, 'nan'::DOUBLE AS nothing, true AS yes, [1, 2] AS list,
+  'a,"b"' AS text"""
 
 
 @pytest.fixture(scope="module")
