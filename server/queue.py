@@ -166,7 +166,7 @@ class Queue:
         now_ns = self._now_ns()
         while self._promises and self._promises[0][0] <= now_ns:
             self._promised -= self._promises.popleft()[1]
-        drain_s = self._work_tokens / self._rate.tokens_per_s(self._slots)
+        drain_s = self._rate.seconds(self._work_tokens, self._slots)
         turn = self._promised / max(1, len(self._waiting)) % SPREAD
         retry_s = min(float(RETRY_S_MAX), max(0.001, drain_s * (EARLIEST + turn)))
         if len(self._promises) < PROMISES_MAX:
