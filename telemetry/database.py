@@ -9,6 +9,7 @@ anything but HistoryUnavailable for what an operator's disk can do.
 import logging
 import os
 import shutil
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -30,7 +31,7 @@ from telemetry.catalog import (
 )
 from telemetry.notes import read_progress
 from telemetry.records import SCHEMA_VERSION
-from telemetry.schema import LOST_TABLE, ddl, tables
+from telemetry.schema import LOST_TABLE, ddl, tables, view_ddl
 from telemetry.segments import Segment, open_segments, reach_of, segment_files
 
 FILE_NAME = "history.duckdb"
@@ -67,8 +68,9 @@ def open_live(folder: Path, log: logging.Logger) -> duckdb.DuckDBPyConnection:
         _copy_log(wal)
         connection = open_catalog()
         _attach_or_begin(connection, folder, path, log)
-        if fit(columns_of(connection, [LIVE])[LIVE])[0] == "same":
-            make_tables(connection)
+        found = columns_of(connection, [LIVE])[LIVE]
+        if fit(found)[0] == "same":
+            _make(connection, view_ddl() if found else ddl())
         seal(connection, [folder])
     except OSError as error:
         raise HistoryUnavailable(f"{folder}: {error.strerror}") from error
@@ -77,13 +79,13 @@ def open_live(folder: Path, log: logging.Logger) -> duckdb.DuckDBPyConnection:
     return connection
 
 
-def make_tables(connection: duckdb.DuckDBPyConnection) -> None:
-    """Put what is missing of our tables and views into the attached live file."""
+def _make(connection: duckdb.DuckDBPyConnection, statements: Sequence[str]) -> None:
+    """Make tables or views in the attached live file, for good."""
     cursor = connection.cursor()
     try:
         cursor.execute(f"USE {LIVE}")
         cursor.execute("BEGIN")
-        for statement in ddl():
+        for statement in statements:
             cursor.execute(statement)
         cursor.execute("COMMIT")
         # A change of tables that stands in the log alone may not replay after a kill.
@@ -97,7 +99,7 @@ def begin_anew(connection: duckdb.DuckDBPyConnection, folder: Path) -> None:
     detach(connection, LIVE)
     (folder / FILE_NAME).unlink()
     _attach(connection, folder / FILE_NAME)
-    make_tables(connection)
+    _make(connection, ddl())
 
 
 def open_read_only(folder: Path) -> duckdb.DuckDBPyConnection:
