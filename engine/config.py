@@ -146,7 +146,7 @@ def check_engine(config: EngineConfig) -> None:
         ("tpot_ms", 0),
     ):
         value = getattr(config, flag)
-        if value is not None and value < low:
+        if value is not None and not value >= low:  # not-a-number is below nothing
             raise ConfigError(f"{flag_name(flag)} must be at least {low}, not {value}")
     for flag, choices in (
         ("batching", BATCHING_MODES),

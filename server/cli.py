@@ -13,7 +13,15 @@ from importlib.metadata import version
 
 from engine.config import ConfigError
 from engine.spec import SpecError
-from server.config import Parser, add_serve_flags, from_flags, quiet_threads
+from server.config import (
+    Parser,
+    add_serve_flags,
+    from_flags,
+    quiet_threads,
+    setting_hints,
+    setting_values,
+)
+from server.config_file import as_toml, read_settings
 from server.log import configure
 
 
@@ -32,6 +40,7 @@ def main(arguments: list[str] | None = None) -> int:
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser of all commands; `run` of the parsed flags is what to call with them."""
     from server.diff_command import add_diff_flags, run_diff_command  # noqa: PLC0415
+    from server.doctor_command import add_doctor_flags, run_doctor_command  # noqa: PLC0415
     from server.explain_command import add_explain_flags, run_explain_command  # noqa: PLC0415
     from server.export_command import add_export_flags, run_export_command  # noqa: PLC0415
     from server.history_command import add_history_flags, run_history_command  # noqa: PLC0415
@@ -44,6 +53,10 @@ def build_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     serve = commands.add_parser("serve", help="serve a model over HTTP")
     add_serve_flags(serve)
+    serve.add_argument("--config", metavar="FILE.toml", help="settings; flags come first")
+    serve.add_argument(
+        "--print-config", action="store_true", help="print the settings as TOML, and end"
+    )
     serve.set_defaults(run=_serve)
     sql = commands.add_parser("sql", help="ask the history one SELECT")
     add_sql_flags(sql)
@@ -66,6 +79,9 @@ def build_parser() -> argparse.ArgumentParser:
     history = commands.add_parser("history", help="what a history holds; its way into Parquet")
     add_history_flags(history)
     history.set_defaults(run=run_history_command)
+    doctor = commands.add_parser("doctor", help="what is here, what auto chooses, what is wrong")
+    add_doctor_flags(doctor)
+    doctor.set_defaults(run=run_doctor_command)
     return parser
 
 
@@ -82,9 +98,13 @@ def _serve(flags: argparse.Namespace) -> int:
     from server.life import StartError, listen, serve, stoppable  # noqa: PLC0415
     from server.served_model import load_model  # noqa: PLC0415
 
-    config = from_flags(flags)
+    settings = read_settings(flags.config, setting_hints()) if flags.config else {}
+    config = from_flags(flags, settings)
+    if flags.print_config:
+        print(as_toml(setting_values(config)), end="")
+        return 0
     quiet_threads()
-    configure(config.log_level)
+    configure(config.log_level, config.log_format)
     try:
         with (
             stoppable(),

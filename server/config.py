@@ -20,6 +20,7 @@ from telemetry.config import check as check_telemetry
 
 ORIGIN = re.compile(r"https?://[a-z0-9.\-]+(:\d+)?|https?://\[[0-9a-f:]+\](:\d+)?")
 LOG_LEVELS = ("debug", "info", "warning", "error")
+LOG_FORMATS = ("text", "json")
 
 QUIET: Mapping[str, str] = types.MappingProxyType(
     {
@@ -50,8 +51,9 @@ class ServerConfig:
         "origins whose pages may use the API, comma separated; * for any", ""
     )
     replica: str = setting("name of this server among its replicas", "iterscope")
-    show_prompts: bool = setting("let the page and the logs show prompt text", False)
+    show_prompts: bool = setting("write the prompt of each request into the log", False)
     log_level: str = setting("least severe log line to print", "info", LOG_LEVELS)
+    log_format: str = setting("how log lines look", "text", LOG_FORMATS)
     body_bytes_max: int = setting("most bytes of a request body", 8 * 2**20)
     sequences_max: int = setting("most sequences (prompts x n) of one HTTP request", 512)
     max_queue_requests: int = setting("most sequences waiting beyond the free slots", 1024)
@@ -127,9 +129,14 @@ def _add_flag(
     group.add_argument(flag_name(name), **options)
 
 
-def from_flags(flags: argparse.Namespace) -> ServerConfig:
-    """Return the checked configuration that the parsed flags ask for; raises ConfigError."""
-    given = vars(flags)
+def from_flags(
+    flags: argparse.Namespace, settings: Mapping[str, Any] = types.MappingProxyType({})
+) -> ServerConfig:
+    """Return the checked configuration that the parsed flags ask for; raises ConfigError.
+
+    settings, by their fields' names, hold where no flag was given.
+    """
+    given = {**settings, **vars(flags)}
 
     def of(kind: type) -> dict[str, Any]:
         found = {item.name: given[item.name] for item in fields(kind) if item.name in given}
@@ -173,8 +180,9 @@ def check(config: ServerConfig) -> None:
         value = getattr(config, name)
         if value is not None and not low <= value <= high:
             raise ConfigError(f"{flag_name(name)} must lie within {low} and {high}, not {value}")
-    if config.log_level not in LOG_LEVELS:
-        raise ConfigError(f"--log-level must be one of {', '.join(LOG_LEVELS)}")
+    for name, choices in (("log_level", LOG_LEVELS), ("log_format", LOG_FORMATS)):
+        if getattr(config, name) not in choices:
+            raise ConfigError(f"{flag_name(name)} must be one of {', '.join(choices)}")
     if "" in config.api_key:
         raise ConfigError("--api-key is empty: leave it out to serve without a key")
     if not all(key.isascii() and key.isprintable() and " " not in key for key in config.api_key):
@@ -188,16 +196,30 @@ def check(config: ServerConfig) -> None:
         raise ConfigError(str(error)) from error
 
 
-def shown(config: ServerConfig) -> dict[str, Any]:
-    """Return every setting by its field's name, for people to read; the key itself is hidden."""
+def setting_hints() -> dict[str, dict[str, object]]:
+    """Return each setting's type by name, under server, engine and telemetry."""
+    found = {}
+    for kind in (ServerConfig, EngineConfig, TelemetryConfig):
+        hints = get_type_hints(kind)
+        names = [item.name for item in fields(kind) if item.name not in ("engine", "telemetry")]
+        found[kind.__name__.removesuffix("Config").lower()] = {name: hints[name] for name in names}
+    return found
+
+
+def setting_values(config: ServerConfig) -> dict[str, dict[str, object]]:
+    """Return each setting's value by name, under server, engine and telemetry; keys are hidden."""
     hidden = replace(config, api_key=("(set)",) if config.api_key else ())
-    parts: tuple[Any, ...] = (hidden, config.engine, config.telemetry)
+    parts = {"server": hidden, "engine": config.engine, "telemetry": config.telemetry}
     return {
-        item.name: getattr(part, item.name)
-        for part in parts
-        for item in fields(part)
-        if item.name not in ("engine", "telemetry")
+        table: {name: getattr(parts[table], name) for name in hints}
+        for table, hints in setting_hints().items()
     }
+
+
+def shown(config: ServerConfig) -> dict[str, object]:
+    """Return every setting by its field's name, for people to read; the key itself is hidden."""
+    tables = setting_values(config).values()
+    return {name: value for table in tables for name, value in table.items()}
 
 
 def default_api_key() -> str | None:

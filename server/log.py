@@ -1,24 +1,59 @@
 """What the server prints: the start banner, one line per request end, and what goes wrong.
 
 Owns the set-up of the `iterscope` logger and of the web server's own; server/cli.py calls it once
-at start, everybody else logs through the standard library. Lines are plain and go to the standard
-error stream. Must never carry text of a prompt or of an answer, nor a key.
+at start, everybody else logs through the standard library. Lines are plain, or JSON objects with
+the facts as members, and go to the standard error stream. Must never carry text of a prompt or of
+an answer, nor a key.
 """
 
 import logging
 import sys
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from typing import Any
+
+import msgspec
 
 LINE = "%(asctime)s %(levelname)-7s %(message)s"
 CUT_STREAM = "ASGI callable returned without completing response."
 """What uvicorn says of a stream that ended early: we cut it, and have logged why."""
 
 
-def configure(level: str) -> None:
+class Facts:
+    """Values by name: `name=value` on a plain line, members of a JSON one."""
+
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        self.known = {name: value for name, value in values.items() if value is not None}
+
+    def __str__(self) -> str:
+        return " ".join(f"{name}={value}" for name, value in self.known.items())
+
+
+class JsonLines(logging.Formatter):
+    """One JSON object a line: time (UTC), level, logger, message, facts, traceback."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the line; what is no fact stays in the message."""
+        made: dict[str, Any] = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+        }
+        args = record.args if isinstance(record.args, tuple) else ()
+        if len(args) == 1 and isinstance(args[0], Facts):
+            made["message"] = record.msg.replace("%s", "").strip(": ") or "request ended"
+            made["facts"] = args[0].known
+        else:
+            made["message"] = record.getMessage()
+        if record.exc_info:
+            made["traceback"] = self.formatException(record.exc_info)
+        return msgspec.json.encode(made, enc_hook=str).decode()
+
+
+def configure(level: str, form: str = "text") -> None:
     """Send lines at `level` (debug, info, warning or error) and above to standard error."""
     lines = logging.StreamHandler(sys.stderr)
-    lines.setFormatter(logging.Formatter(LINE))
+    lines.setFormatter(JsonLines() if form == "json" else logging.Formatter(LINE))
     lines.addFilter(lambda record: record.msg != CUT_STREAM)
     for name, least in (("iterscope", level.upper()), ("uvicorn", "WARNING")):
         logger = logging.getLogger(name)
@@ -27,6 +62,6 @@ def configure(level: str) -> None:
         logger.setLevel(least)
 
 
-def facts(values: Mapping[str, Any]) -> str:
-    """Return `name=value` for each value that is known, in order, on one line."""
-    return " ".join(f"{name}={value}" for name, value in values.items() if value is not None)
+def facts(values: Mapping[str, Any]) -> Facts:
+    """Return those values that are known, in order, to be logged with a `%s` of their own."""
+    return Facts(values)

@@ -107,7 +107,7 @@ def serving(
         process = subprocess.Popen(program, stdout=log, stderr=log)
     server = Server(process=process, log_file=log_file, url="")
     try:
-        line = re.compile(r"listening on (http://\S+)")
+        line = re.compile(r"listening on (http://[\w.:\[\]]+)")
         url = server.wait(lambda: line.search(server.log), START_S)[1]
         server = Server(process=process, log_file=log_file, url=url)
         if ready:

@@ -1,0 +1,103 @@
+"""What this machine can do for an engine, measured and asked without starting one.
+
+Owns the facts about device, kernels and memory bandwidth, and what `auto` stands for here;
+`iterscope doctor` prints them. Loads torch. Never loads a model's weights and never changes what
+the next engine will find.
+"""
+
+import os
+import platform
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any, TypeVar
+
+import torch
+
+from engine.config import ConfigError, EngineConfig, resolve
+from engine.runner import device_facts
+from engine.spec import ModelSpec
+from engine.weights import TORCH_DTYPES, attention_shape
+from kernels.base import AttentionBackend, BackendError, Ops
+from kernels.select import BACKENDS, OPS, choose
+
+COPY_BYTES = {"cpu": 2**28, "cuda": 2**30}
+COPIES = 5
+
+Load = TypeVar("Load")
+
+
+def device_report(config: EngineConfig) -> dict[str, Any]:
+    """Return what the device is and how fast it copies memory; raises ConfigError."""
+    facts = device_facts(config)
+    report: dict[str, Any] = {
+        "device": facts.device,
+        "threads": facts.threads,
+        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        "processor": f"{platform.machine()}, {torch.backends.cpu.get_cpu_capability()}",
+        "cuda": torch.version.cuda,
+    }
+    if facts.device == "cuda":
+        properties = torch.cuda.get_device_properties(0)
+        report |= {"name": properties.name, "device_memory_bytes": properties.total_memory}
+    torch.set_num_threads(config.engine_threads or facts.threads)
+    return report | {"copy_bytes_per_s": copy_bytes_per_s(facts.device)}
+
+
+def copy_bytes_per_s(device: str) -> float:
+    """Return the bytes read and written each second by the best of a few large copies."""
+    source = torch.ones(COPY_BYTES[device] // 4, dtype=torch.float32, device=device)
+    target = torch.empty_like(source)
+    target.copy_(source)  # the first touch of a page is the system's work, not the memory's
+    best = min(_seconds(lambda: target.copy_(source), device) for _ in range(COPIES))
+    return 2 * COPY_BYTES[device] / best
+
+
+def _seconds(work: Callable[[], object], device: str) -> float:
+    began = time.perf_counter()
+    work()
+    if device == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter() - began
+
+
+def kernels_report(config: EngineConfig, spec: ModelSpec) -> dict[str, dict[str, str | None]]:
+    """Return why each attention backend and each set of ops refuses to serve; None if it would."""
+    facts = device_facts(config)
+    chosen_dtype = facts.auto_dtype if config.dtype == "auto" else config.dtype
+    dtype, shape = TORCH_DTYPES[chosen_dtype], attention_shape(spec)
+    device, block_tokens = facts.device, config.block_size
+
+    def backend(load: Callable[[], AttentionBackend]) -> str | None:
+        return load().supports(shape, device, dtype, block_tokens)
+
+    def ops(load: Callable[[], Ops]) -> str | None:
+        return load().supports(device, dtype)
+
+    return {
+        "attention_backends": {name: _reason(backend, load) for name, load in BACKENDS},
+        "ops": {name: _reason(ops, load) for name, load in OPS},
+    }
+
+
+def _reason(ask: Callable[[Load], str | None], load: Load) -> str | None:
+    try:
+        return ask(load)
+    except (ImportError, OSError, RuntimeError) as error:
+        return f"cannot be loaded: {error}".splitlines()[0]
+
+
+def chosen(config: EngineConfig, spec: ModelSpec) -> dict[str, Any]:
+    """Return every engine setting as it would be in force for this model; raises ConfigError."""
+    resolved = resolve(config, spec, device_facts(config))
+    try:
+        choice = choose(
+            resolved.attention_backend,
+            attention_shape(spec),
+            device=resolved.device,
+            dtype=TORCH_DTYPES[resolved.dtype],
+            block_tokens=resolved.block_size,
+        )
+    except BackendError as error:
+        raise ConfigError(f"--attention-backend: {error}") from error
+    return asdict(resolved) | {"attention_backend": choice.backend.name}
