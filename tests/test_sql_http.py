@@ -11,7 +11,7 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -179,24 +179,38 @@ def test_a_client_that_reads_nothing_loses_its_place(tmp_path: Path) -> None:
         assert ask(server, "SELECT 1").status_code == 200
 
 
-def test_the_event_loop_does_not_wait_for_a_bomb(server: Running) -> None:
+def lag_s(server: Running, meanwhile: Callable[[], None]) -> float:
+    """Return how late the event loop wakes, but for one time in a hundred, while something runs."""
+
     async def lags_s(until: threading.Event) -> list[float]:
         lags = []
         while not until.is_set():
             started = time.monotonic()
             await asyncio.sleep(0.01)
             lags.append(time.monotonic() - started - 0.01)
-        return lags
+        return sorted(lags)
 
     done = threading.Event()
     measured = asyncio.run_coroutine_threadsafe(lags_s(done), server.loop)
-    bombs = ("SELECT * FROM range(100000000) ORDER BY random()", ENDLESS, ENDLESS)
-    asking = [threading.Thread(target=ask, args=(server, bomb)) for bomb in bombs]
-    for thread in asking:
-        thread.start()
-    for thread in asking:
-        thread.join(WAIT_S)
+    meanwhile()
     done.set()
-    lags = sorted(measured.result(WAIT_S))
-    assert len(lags) > 50
-    assert lags[int(len(lags) * 0.99)] < 0.1, lags[-5:]
+    lags = measured.result(WAIT_S)
+    assert len(lags) > 10
+    return lags[int(len(lags) * 0.99)]
+
+
+def test_the_event_loop_does_not_wait_for_a_bomb(server: Running) -> None:
+    def explode() -> None:
+        bombs = ("SELECT * FROM range(100000000) ORDER BY random()", ENDLESS, ENDLESS)
+        asking = [threading.Thread(target=ask, args=(server, bomb)) for bomb in bombs]
+        for thread in asking:
+            thread.start()
+        for thread in asking:
+            thread.join(WAIT_S)
+
+    def be_quiet() -> None:
+        for _ in range(20):
+            assert ask(server, "SELECT 1").status_code == 200
+
+    quiet_s = lag_s(server, be_quiet)  # what the machine's other work costs alone
+    assert lag_s(server, explode) < max(0.1, 3 * quiet_s)
