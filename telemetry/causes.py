@@ -61,6 +61,8 @@ the engine hears of it), else when its blocks were free, if that was later.
 only the part that fits behind the engine's end is added as `client_stall`.
 - What was lost between engine and history is `unexplained`. After a loss nothing is assumed: time
 in which a request may have run is given back to `unexplained` once the records show that it did.
+- Requests that were lost with their server have no causes on record, since nobody knows when they
+were received or written; `iterscope explain` divides what iterations tell of them.
 
 *Shares* answer another question, who pays: a step's device time in proportion to marginal cost,
 the fixed cost in equal parts, because everybody in the batch needed the step. They sum to the

@@ -148,6 +148,9 @@ class CauseFold:
             begun.covered -= length
         whole = missed[0] is not self._recent[0] or len(self._recent) < RECENT_STEPS
         life.begin(missed[0], begun, certain=whole)
+        if not all(step.certain for step in missed):
+            life.lose()
+            self._unplaced.add(life.start.request)
         for step in missed:
             if life.start.request in step.record.passed_over:
                 stop = STOP_INDEX[step.record.admission_stop]
@@ -254,6 +257,9 @@ class CauseFold:
             totals.covered += missed
             life.begin(step, totals)
             begun[life.start.request] = missed
+            if not step.certain:  # it may have been admitted meanwhile
+                life.lose()
+                self._unplaced.add(life.start.request)
         self._fresh = later
         return begun
 

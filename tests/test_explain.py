@@ -136,6 +136,31 @@ def test_random_lives_with_losses_sum_exactly_too() -> None:
     assert unexplained
 
 
+def test_a_fold_that_falls_behind_the_ring_tells_no_guess() -> None:
+    """GIVEN a ring that is overwritten between turns, THEN what is told still sums exactly."""
+    pick = random.Random(5)
+    emit = Published(capacity=60)
+    simulation = Simulation(emit=emit, max_num_seqs=6, kv_blocks=64, max_model_len=512)
+    told = Told(emit.bus)
+    for turn in range(400):
+        if turn % 5 == 0:
+            simulation.add(f"r{turn}", pick.randrange(1, 60), pick.randrange(5, 60))
+        simulation.step()
+        if turn % 31 == 0:
+            told.advance()
+    simulation.drain()
+    told.advance()
+    assert emit.bus.losses()["explain"] > 0
+    assert told.fold.lives == 0
+    unexplained = 0
+    for request, causes in told.causes.items():
+        assert sum(causes.values()) == life_ns(emit, emit.ends[request])
+        assert min(causes.values()) > 0
+        unexplained += causes.get("unexplained", 0)
+    assert 0 < len(told.causes) < len(emit.ends)
+    assert unexplained
+
+
 @pytest.mark.parametrize("batching", BATCHING_MODES)
 def test_loop_depth_2_in_every_mode(batching: str) -> None:
     simulation, emit = published(depth=2, batching=batching, kv_blocks=16)

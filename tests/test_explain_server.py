@@ -263,6 +263,30 @@ def test_shares_sum_to_the_device_time_and_causes_to_the_lives(server: Server) -
     assert ask(server, "SELECT * FROM request_cause WHERE cause = 'unexplained'") == []
 
 
+def test_static_batches_at_loop_depth_2(tmp_path: Path) -> None:
+    """GIVEN a fixed batch of unequal answers, THEN the short one was held, and sums are exact."""
+    model = tiny.write(tmp_path / "tiny")
+    with serving(tmp_path, model, "--batching=static", "--loop-depth=2") as static:
+        medians = [difference_ms(static) for _ in range(5)]
+        assert statistics.median(medians) < 25.0, medians
+        body = {"prompt": [ids(5), ids(6)], "ignore_eos": True, "temperature": 0}
+        connections = [
+            raw_request(static, body | {"max_tokens": tokens, "stop_token_ids": []})
+            for tokens in (400, 900, 900)
+        ]
+        live = static.wait(lambda: [one["request_id"] for one in in_flight(static)][:3])
+        static.wait(lambda: not in_flight(static))
+        for connection in connections:
+            connection.close()
+        held = [
+            part["cause"]
+            for name in live
+            for part in explained(static, name)["causes"]
+            if part["cause"] in ("batch_held", "queue_batch_closed")
+        ]
+        assert held
+
+
 def test_a_killed_engines_requests_are_told_and_what_is_unknown_says_so(server: Server) -> None:
     """Last but one: the engine dies under two requests, and the next one serves."""
     body = {"prompt": ids(8), "max_tokens": 1500, "ignore_eos": True}
