@@ -14,6 +14,12 @@ import msgspec
 Endpoint = Literal["chat", "completions"]
 
 DONE = b"data: [DONE]\n\n"
+BREAKS = (
+    (b"\xc2\x85", rb"\u0085"),
+    (b"\xe2\x80\xa8", rb"\u2028"),
+    (b"\xe2\x80\xa9", rb"\u2029"),
+)
+"""Next line, line and paragraph separator in UTF-8, and their escapes."""
 
 _encode = msgspec.json.Encoder().encode
 
@@ -66,7 +72,19 @@ class Finished:
 
 def event(value: Any) -> bytes:
     """Return one server-sent event with the JSON of `value`."""
-    return b"data: " + _encode(value) + b"\n\n"
+    return b"data: " + _one_line(_encode(value)) + b"\n\n"
+
+
+def _one_line(data: bytes) -> bytes:
+    """Return JSON without the three characters at which some clients break lines.
+
+    They may stand in JSON as they are, and an event ends at a line feed alone; but clients that
+    split text by Python's splitlines would read half an event.
+    """
+    for char, escaped in BREAKS:
+        if char in data:
+            data = data.replace(char, escaped)
+    return data
 
 
 class ChunkWriter:
@@ -106,9 +124,9 @@ class ChunkWriter:
             (
                 opening,
                 self._before,
-                _encode(text),
+                _one_line(_encode(text)),
                 self._after,
-                _encode(logprobs),
+                b"null" if logprobs is None else _one_line(_encode(logprobs)),
                 b',"finish_reason":null',
                 ids,
                 b"}]",

@@ -220,9 +220,9 @@ def check(body: GenerationRequest) -> None:
     """Raise ApiError for what types cannot say: fields not built yet, or that need another."""
     for name, harmless in HARMLESS.items():
         value = getattr(body, name, None)
-        if not _asks_for_nothing(value, harmless):
+        if not _asks_for_nothing(name, value, harmless):
             raise unsupported(name)
-    if isinstance(body, ChatRequest) and not _asks_for_nothing(body.echo, OFF):
+    if isinstance(body, ChatRequest) and not _asks_for_nothing("echo", body.echo, OFF):
         raise unsupported("echo")
     if body.stream_options is not None and not body.stream:
         raise invalid("stream_options", "stream_options is only allowed when stream is true")
@@ -235,14 +235,14 @@ def check(body: GenerationRequest) -> None:
         raise invalid("min_tokens", f"min_tokens {body.min_tokens} is above max_tokens {asked}")
 
 
-def _asks_for_nothing(value: object, harmless: tuple[object, ...]) -> bool:
+def _asks_for_nothing(name: str, value: object, harmless: tuple[object, ...]) -> bool:
     if value is None or value is UNSET:
         return True
     if isinstance(value, msgspec.Raw):
         raw = bytes(value)
         if len(raw) > HARMLESS_BYTES_MAX:
             return False
-        value = msgspec.json.decode(raw)
+        value = decode_field(raw, Any, name)
     # 0 == False in Python, but a number asks for something that false does not.
     return any(
         value == one and isinstance(value, bool) == isinstance(one, bool) for one in harmless

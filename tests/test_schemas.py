@@ -229,6 +229,16 @@ def test_a_body_that_is_dear_to_decode_is_refused_before(name: str) -> None:
     assert time.process_time() - began < 0.2
 
 
+@pytest.mark.parametrize("value", ["NaN", "[1e9999]", '"\\udfaa"', '["\\x"]', '"\\u12"'])
+def test_what_is_looked_into_late_is_json_all_the_same(value: str) -> None:
+    """JSONTestSuite's own finds: a field that nobody decodes was a 500 once it was compared."""
+    messages = '"messages": [{"role": "user", "content": "x"}]'
+    with pytest.raises(ApiError) as caught:
+        check(decode(f'{{{messages}, "response_format": {value}}}'.encode(), ChatRequest))
+    assert caught.value.status == 400
+    assert "JSON" in caught.value.message
+
+
 @pytest.mark.parametrize("unit", [b"1,", b"[1],", b'"a",', b"[],"])
 def test_a_prompt_of_too_many_is_counted_before_it_is_made(unit: bytes) -> None:
     raw = b"[" + (unit * (MEGABYTES // len(unit)))[:-1] + b"]"
