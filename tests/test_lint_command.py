@@ -139,6 +139,13 @@ def test_what_cannot_be_read_is_never_called_healthy(
     assert len(captured.err.splitlines()) == 4
 
 
+def test_a_closed_history_is_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sick_runs.write(tmp_path, {"slow": sick_runs.slow_host()})
+    code, told = lint_json(capsys, "slow_host", "starvation", "--history", tmp_path)
+    assert code == WRONG
+    assert [finding["rows"][0][0] for finding in told["findings"]] == ["slow"]
+
+
 def test_a_running_server_is_asked(server: Running, capsys: pytest.CaptureFixture[str]) -> None:
     code, told = lint_json(capsys, "--url", server.url)
     assert code == WRONG
@@ -192,7 +199,7 @@ def test_the_list_names_them_all_and_asks_nobody(capsys: pytest.CaptureFixture[s
     [
         (["--query", "nothing"], "nothing: there is no such query; --list names them"),
         (["--query", "throughput", "SELECT 1"], "--query: takes no SELECT beside it"),
-        (["--query", "request_timeline"], "request: is missing: id of the request"),
+        (["--query", "request_timeline"], "request: is missing: id of the sequence"),
         (["--query", "throughput", "-p", "points=0"], "points: must be at least 1"),
         (["-p", "points=3", "SELECT 1"], "-p: is for a named query"),
         ([], "the query is empty"),

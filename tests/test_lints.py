@@ -83,6 +83,16 @@ def test_the_real_history_tells_the_same(tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.parametrize("name", [query.name for query in of_kind("post_mortem")])
+def test_every_post_mortem_answers_over_all_that_is_sick(
+    record: duckdb.DuckDBPyConnection, name: str
+) -> None:
+    query = catalogue()[name]
+    given = {"request": "req-A"} if query.name in {"request_timeline", "row_moves"} else {}
+    bound = query.bind((EVERYTHING if query.windowed else {}) | given)
+    assert record.execute(bound.sql, bound.parameters).fetchall()
+
+
 def test_a_window_leaves_out_what_lies_outside(record: duckdb.DuckDBPyConnection) -> None:
     """Runs lie a day apart: a window of one run finds that run's fault and no other."""
     place = {name: day for day, name in enumerate(SICK, 1)}

@@ -218,7 +218,7 @@ def test_a_bad_parameter_is_refused_by_its_name(
 
 
 def test_a_required_parameter_has_no_default() -> None:
-    assert refused("request_timeline").startswith("request: is missing: id of the request")
+    assert refused("request_timeline").startswith("request: is missing: id of the sequence")
     assert refused("request_timeline", request=None) == "request: must be a text"
 
 

@@ -6,12 +6,15 @@ Every named query is known to be checked in one of the two.
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import duckdb
 import numpy as np
 import pytest
 
+from tests.sick_runs import recorded, write_runs
+from tests.simulation import Simulation
 from tests.truth import ask, opened, quantile, truth
 
 Rows = list[dict[str, Any]]
@@ -201,6 +204,22 @@ def test_a_request_is_found_by_the_clients_own_id_and_the_latest_of_it(
     whole = truth("graphs").ends[-1]
     assert latest[-1]["event"] == "last write"
     assert whole.request_id == "req-A"
+
+
+def test_a_request_in_flight_has_its_timeline_so_far(tmp_path: Path) -> None:
+    """Two sequences of one HTTP request are under way; its id finds the later one."""
+    simulated = Simulation(kv_blocks=32, max_num_batched_tokens=24)
+    simulated.add("0", 40, 9, parent_id="http-1")
+    simulated.step(2)
+    simulated.add("1", 8, 9, parent_id="http-1")
+    simulated.step(4)
+    path = write_runs(tmp_path / "live.duckdb", {"live": recorded(simulated)})
+    with duckdb.connect(path, read_only=True) as connection:
+        rows = ask(connection, "request_timeline", request="http-1")
+        moves = ask(connection, "row_moves", request="http-1")
+    assert [row["event"] for row in rows] == ["arrived", "admitted"]
+    assert {row["request_id"] for row in rows} == {"req-1"}
+    assert len(moves) == 1
 
 
 def test_row_moves(record: duckdb.DuckDBPyConnection) -> None:

@@ -111,7 +111,7 @@ def test_an_unknown_query_is_a_404(server: Running) -> None:
         ("why_waiting?last_s=", "last_s", "last_s: must be a number"),
         ("why_waiting?last_s=1&last_s=2", "last_s", "last_s is given twice"),
         ("slowest_requests?requests=0", "requests", "requests: must be at least 1"),
-        ("request_timeline", "request", "request: is missing: id of the request"),
+        ("request_timeline", "request", "request: is missing: id of the sequence"),
         ("runs?last_s=5", "last_s", "last_s: runs does not take it; it takes no parameters"),
         ("goodput?from_unix_us=9&to_unix_us=3", "from_unix_us", "from_unix_us: must be before"),
     ],

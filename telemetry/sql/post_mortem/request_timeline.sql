@@ -4,19 +4,21 @@
 -- unit: ms
 -- chart: table
 -- window: no
--- parameter: request text; id of the request, ours or the client's own (then its latest)
+-- parameter: request text; id of the sequence, of its HTTP request, or the client's own: the latest
 WITH wanted AS (
   SELECT s.run_id, s.generation, s.request, s.request_id, s.arrived_at_ns, s.prompt_tokens,
          s.max_tokens
   FROM request_start s JOIN run r ON r.run_id = s.run_id AND r.generation = s.generation
-  WHERE s.request_id = $request OR s.external_id = $request
+  WHERE s.request_id = $request OR s.external_id = $request OR s.parent_id = $request
   ORDER BY s.request_id = $request DESC, r.started_unix_us DESC, s.seq DESC LIMIT 1
 ), finish AS (
   SELECT e.* FROM request_end e JOIN wanted w ON w.run_id = e.run_id AND w.request = e.request
 ), receipt AS (
   SELECT d.* FROM delivery d JOIN wanted w ON w.run_id = d.run_id AND w.request = d.request
 ), life AS (
-  SELECT i.*, w.request
+  -- A step begins with the previous commit, which may lie before the arrival that it admits.
+  SELECT i.* EXCLUDE (begin_at_ns), w.request,
+         greatest(i.begin_at_ns, w.arrived_at_ns) AS begin_at_ns
   FROM iteration i JOIN wanted w ON w.run_id = i.run_id AND w.generation = i.generation
   WHERE i.run_id = (SELECT run_id FROM wanted)
     AND i.end_at_ns >= (SELECT arrived_at_ns FROM wanted)

@@ -4,11 +4,11 @@
 -- unit: batch row
 -- chart: table
 -- window: no
--- parameter: request text; id of the request, ours or the client's own (then its latest)
+-- parameter: request text; id of the sequence, of its HTTP request, or the client's own: the latest
 WITH wanted AS (
   SELECT s.run_id, s.generation, s.request, s.arrived_at_ns
   FROM request_start s JOIN run r ON r.run_id = s.run_id AND r.generation = s.generation
-  WHERE s.request_id = $request OR s.external_id = $request
+  WHERE s.request_id = $request OR s.external_id = $request OR s.parent_id = $request
   ORDER BY s.request_id = $request DESC, r.started_unix_us DESC, s.seq DESC LIMIT 1
 ), freed AS (
   SELECT e.released_at_ns FROM request_end e
