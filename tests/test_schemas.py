@@ -236,7 +236,6 @@ def test_what_is_looked_into_late_is_json_all_the_same(value: str) -> None:
     with pytest.raises(ApiError) as caught:
         check(decode(f'{{{messages}, "response_format": {value}}}'.encode(), ChatRequest))
     assert caught.value.status == 400
-    assert "JSON" in caught.value.message
 
 
 @pytest.mark.parametrize("unit", [b"1,", b"[1],", b'"a",', b"[],"])
