@@ -109,16 +109,14 @@ def ingest(folder: Path) -> dict[str, float]:
     config = TelemetryConfig()
     bus = Bus(run_id="ingest", capacity=config.ring_records)
     with kept(folder, bus, history_segment_s=SEGMENT_S) as history:
-        reader = history._reader
-        assert reader is not None
         payload = b"{}"  # the engine's own bytes, in a server
         step, began, cpu = 0, time.monotonic(), time.process_time()
         behind_max = 0
         while time.monotonic() - began < INGEST_S:
-            while reader.behind < bus.capacity // 2:
+            while history.behind < bus.capacity // 2:
                 bus.publish(record(step, list(range(step % 7, step % 7 + ROWS))), payload)
                 step += 1
-            behind_max = max(behind_max, reader.behind)
+            behind_max = max(behind_max, history.behind)
             time.sleep(0.001)
         assert history.flush(60.0), history.status()
         seconds, cpu = time.monotonic() - began, time.process_time() - cpu
@@ -130,6 +128,7 @@ def ingest(folder: Path) -> dict[str, float]:
         "ingest_iterations_per_s": step / seconds,
         "ingest_cpu_us_per_slice": 1e6 * cpu / (step * ROWS),
         "ingest_segments": status.segments,
+        "ingest_behind_max": behind_max,
         "ingest_lost": status.lost,
     }
 

@@ -109,7 +109,10 @@ class Archive:
         self._delete({run_id: reach.get(run_id, 0) for run_id in self._in_live()})
         show(self._cursor, [self._live, *self._parts.values()], first=True)
         for name, reason in lost.items():
-            if name not in merged:
+            if name in merged:
+                self._ledger.pop(name, None)
+                (self._folder / FOLDER_NAME / name).unlink(missing_ok=True)
+            else:
                 self._mourn(name, reason)
         self._write_ledger()
         self._unlink(doubles)
@@ -160,8 +163,7 @@ class Archive:
         if not through:
             return False
         segment = self._write("minute", self._selects([self._live], through))
-        self._live = replace(self._live, hidden=through)
-        self._take_in(segment)
+        self._take_in(segment, hidden=through)
         self._delete(through)
         self.rows_moved += segment.rows
         return True
@@ -284,13 +286,27 @@ class Archive:
             self._cursor, path, level=level, contents=contents, sources=sources, stopped=stopped
         )
 
-    def _take_in(self, segment: Segment, instead_of: Sequence[Segment] = ()) -> None:
-        """Make a finished segment a part, instead of those that were merged into it."""
-        self._forget(instead_of)
-        self._adopt(segment.path)
+    def _take_in(
+        self,
+        segment: Segment,
+        instead_of: Sequence[Segment] = (),
+        hidden: Mapping[str, int] | None = None,
+    ) -> None:
+        """Make a finished segment a part, instead of sources or of live rows up to `hidden`.
+
+        One that cannot be read back is removed, and what it was made of stays: OSError.
+        """
         name = segment.path.name
+        try:
+            self._adopt(segment.path)
+        except SegmentDamaged as error:
+            segment.path.unlink(missing_ok=True)
+            raise OSError(f"{name} cannot be read back: {error}") from error
         self._ledger[name] = ledger.entry_of(segment, ledger.checksum(segment.path))
         self._read.add(name)
+        self._forget(instead_of)
+        if hidden is not None:
+            self._live = replace(self._live, hidden=hidden)
         self._show()
         self._write_ledger()
         self._unlink(instead_of)

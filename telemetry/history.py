@@ -114,6 +114,11 @@ class History:
             )
         return self._stored_seq >= target
 
+    @property
+    def behind(self) -> int:
+        """How many published records are not stored yet; the ring holds the newest of them."""
+        return self._bus.head - self._stored_seq
+
     def status(self) -> HistoryStatus:
         """Return the state for /health, metrics and logs; from any thread, without waiting."""
         reader, store, upkeep = self._reader, self._store, self._upkeep
