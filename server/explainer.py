@@ -10,7 +10,6 @@ import logging
 import threading
 import traceback
 from collections.abc import Sequence
-from time import thread_time_ns
 
 from server.clock import Clock
 from server.sequence import Sequence as LiveSequence
@@ -25,10 +24,9 @@ RECEIPT_S = 2.0
 
 
 class Explainer:
-    """The fold of causes with its thread. `cpu_ns` is what the thread has cost so far."""
+    """The fold of causes with its thread."""
 
     def __init__(self, *, bus: Bus, clock: Clock) -> None:
-        self.cpu_ns = 0
         self._bus = bus
         self._clock = clock
         self._fold = CauseFold(bus)
@@ -77,7 +75,6 @@ class Explainer:
         assert loop is not None
         while not self._stopping.wait(PERIOD_S):
             told = self._advance()
-            self.cpu_ns = thread_time_ns()
             if told:
                 loop.call_soon_threadsafe(self._publish, told)
 
