@@ -5,12 +5,13 @@ subject use it, once a module where they can. Every wait has a deadline, and a s
 misses one fails the test with its log.
 """
 
+import os
 import re
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -94,18 +95,24 @@ def command(model: Path, *flags: str) -> list[str]:
 
 @contextmanager
 def serving(
-    folder: Path, model: Path, *flags: str, ready: bool = True, parrot: bool = False
+    folder: Path,
+    model: Path,
+    *flags: str,
+    ready: bool = True,
+    parrot: bool = False,
+    env: Mapping[str, str] | None = None,
 ) -> Iterator[Server]:
     """Start a server whose log goes to `folder`, wait until it is ready, and stop it at the end.
 
     With `parrot` its engine computes nothing: an answer is its prompt's tokens, again and again.
+    `env` is what its environment has beside ours.
     """
     log_file = folder / f"server-{time.monotonic_ns()}.log"
     with log_file.open("wb") as log:
         program = command(model, *flags)
         if parrot:
             program = [sys.executable, *PARROT, *program[1:]]
-        process = subprocess.Popen(program, stdout=log, stderr=log)
+        process = subprocess.Popen(program, stdout=log, stderr=log, env=os.environ | (env or {}))
     server = Server(process=process, log_file=log_file, url="")
     try:
         line = re.compile(r"listening on (http://[\w.:\[\]]+)")
