@@ -16,7 +16,7 @@ from pathlib import Path
 MEMORY_BYTES_MAX = 1536 * 2**20
 """Address space: what is asked beyond it is refused at once, whatever the database would allow."""
 
-FILES_MAX = 512
+FILES_MAX = 4096
 FILLING_NICE, ASKED_NICE = 5, 10
 """Added to the server's own, one after the other: queries take what tokens leave over, but a child
 that is being made must be ready before the next is needed."""

@@ -10,7 +10,8 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -176,7 +177,8 @@ class Queries:
                 if lane.sandbox is not None:
                     lane.sandbox.kill()
         for job in waiting:
-            job.future.set_exception(QueryUnavailable("the server is shutting down"))
+            with suppress(InvalidStateError):
+                job.future.set_exception(QueryUnavailable("the server is shutting down"))
         for lane in self._lanes:
             if lane.thread.ident is not None:
                 lane.thread.join(CLOSE_S)

@@ -10,10 +10,11 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, InvalidStateError
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 
 import duckdb
@@ -21,7 +22,7 @@ import duckdb
 from telemetry.answer import QueryError
 from telemetry.database import HistoryUnavailable
 from telemetry.sandbox import DeadlinePassed, QueryBroken, Sandbox, SandboxFailed
-from telemetry.tail import LiveRows
+from telemetry.tail import LiveRows, Rows
 from telemetry.wire import Answered, Ask, OpenTail, encode_feed
 
 INBOX_BYTES_MAX = 32 * 2**20
@@ -87,6 +88,7 @@ class Lane:
         self._opened: tuple[Path, ...] = ()
         self._rotations = 0
         self._retry_s = RETRY_S
+        self._told = ""
         self.others: Sequence[Lane] = ()
         self.serving = False
         self.sandbox: Sandbox | None = None
@@ -111,7 +113,7 @@ class Lane:
             except (SandboxFailed, HistoryUnavailable, duckdb.Error, OSError) as error:
                 self._rest(str(error))
                 continue
-            self._retry_s = RETRY_S
+            self._retry_s, self._told = RETRY_S, ""
             try:
                 self._serve(sandbox)
             except SandboxFailed as error:
@@ -130,7 +132,9 @@ class Lane:
         with board.news:
             if board.stopping:
                 return
-            board.log.warning("no process for queries: %s", reason)
+            if reason != self._told:
+                board.log.warning("no process for queries: %s", reason)
+                self._told = reason
             if self._retry_s >= RETRY_MAX_S and not any(lane.serving for lane in self.others):
                 hopeless += board.jobs
                 board.jobs.clear()
@@ -147,36 +151,39 @@ class Lane:
         It follows the history before it reads the live file, and reads that before it looks which
         segments there are: so no row is missed, and of those that come twice the child knows.
         """
+        with self._board.news:
+            self._empty_inbox()
+            self._fed_bytes = 0
+            self._overrun = False
+        with closing(self._live_rows()) as pieces:
+            first = next(pieces, {})
+            sandbox = Sandbox()
+            try:
+                self._fill(sandbox, first, pieces)
+            except BaseException:
+                with self._board.news:
+                    self.sandbox = None
+                sandbox.close()
+                raise
+        return sandbox
+
+    def _fill(self, sandbox: Sandbox, first: Rows, pieces: Iterator[Rows]) -> None:
         board = self._board
         with board.news:
-            self._empty_inbox()
-            self._overrun = False
-        sandbox = Sandbox()
-        try:
-            with closing(self._live_rows()) as pieces:
-                first = next(pieces, {})
-                with board.news:
-                    self._opened, self._rotations = board.segments, board.rotations
-                    names = [str(path.resolve()) for path in board.segments]
-                    opening = OpenTail(segments=names, covered=dict(board.reach))
-                    self.sandbox = sandbox
-                ready = sandbox.open(opening)
-                sandbox.feed(encode_feed(first))
-                for rows in pieces:
-                    sandbox.feed(encode_feed(rows))
-            sandbox.filled()
-            if ready.left_out and self._rotations != board.rotations:
-                raise SandboxFailed("segments changed while it opened them")
-        except BaseException:
-            with board.news:
-                self.sandbox = None
-            sandbox.close()
-            raise
+            self.sandbox = sandbox
+            self._opened, self._rotations = board.segments, board.rotations
+            names = [str(path.resolve()) for path in board.segments]
+            opening = OpenTail(segments=names, covered=dict(board.reach))
+        ready = sandbox.open(opening)
+        for rows in chain((first,), pieces):
+            sandbox.feed(encode_feed(rows))
+        sandbox.filled()
+        if ready.left_out and self._rotations != board.rotations:
+            raise SandboxFailed("segments changed while it opened them")
         for name, reason in ready.left_out.items():
             board.log.error("queries do without %s: %s", Path(name).name, reason)
         if not ready.landlock:
             board.log.debug("this kernel has no Landlock: DuckDB alone keeps queries from files")
-        return sandbox
 
     def _serve(self, sandbox: Sandbox) -> None:
         board = self._board
@@ -186,6 +193,7 @@ class Lane:
             with board.news:
                 board.news.wait_for(self._something, LOOK_S)
                 if board.stopping or self._overrun or self._may_renew():
+                    self.serving = False  # at once: the other must not go at the same moment
                     return
                 job = board.jobs.popleft() if board.jobs else None
                 if job is not None:
@@ -231,6 +239,7 @@ class Lane:
             if time.monotonic() > job.expires_at:
                 raise QueriesBusy("too many queries at once: this one waited too long")
             if job.future.cancelled():
+                self._end(job)
                 return
             job.before()
             self._feed(sandbox)

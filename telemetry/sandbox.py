@@ -33,7 +33,7 @@ ROOT = Path(__file__).resolve().parent.parent
 MODULE = "telemetry.query_child"
 OPEN_S = 30.0
 FILL_S = 30.0
-SEND_S = 5.0
+SEND_S = 30.0
 REAP_S = 5.0
 
 
