@@ -165,7 +165,7 @@ class Recorder:
         self._history.flush(FLUSH_S)
         try:
             with self._history.catalog() as (folder, cursor):
-                spans = spans_of(asking(cursor), asked, now_unix_us=note.made_unix_us)
+                spans = spans_of(asking(cursor), asked, now_unix_us=self._now_unix_us(note))
                 if sum(span.to_ns - span.from_ns for span in spans) > LONGEST_S * 1e9:
                     hours = LONGEST_S // 3600
                     raise BadRange(f"a server records at most {hours} hours at once")
@@ -176,6 +176,13 @@ class Recorder:
             raise HistoryUnavailable(one_line(str(error))) from error
         self._bound(folder)
         return path
+
+    def _now_unix_us(self, note: Note) -> int:
+        """Return the present as the record has it: the wall clock may have stepped since."""
+        run = self._bus.tail_snapshot().run
+        if run is None:
+            return note.made_unix_us
+        return run.started_unix_us + self._watched.now_ns() // 1000
 
     def _bound(self, folder: Path) -> None:
         config = self._config
