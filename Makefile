@@ -50,6 +50,12 @@ check: tools-check $(INSTALLED_TEST)  ## formatting, lint, types, JavaScript syn
 soak: tools-test $(INSTALLED_TEST) demo-model-tested  ## the long proofs, minutes to hours
 	@$(PY) -m pytest -m soak -rs -o faulthandler_timeout=14400 $(ARGS)
 
+.PHONY: clients
+clients: $(INSTALLED_TEST)  ## run guidellm and aiperf unmodified against our server, each in a venv of its own (gigabytes)
+	@mkdir -p .venv-clients
+	@$(PY) -c 'import pathlib; from tests import tiny; tiny.write(pathlib.Path(".venv-clients/tiny"))'
+	@$(PY) -m bench.clients --model .venv-clients/tiny $(ARGS)
+
 .PHONY: demo-model demo-model-tested
 demo-model: $(INSTALLED)  ## fetch the demo model into the user's cache folder
 	@$(PY) -m server.demo
