@@ -7,6 +7,7 @@ never write.
 
 import argparse
 import sys
+from shutil import get_terminal_size
 from typing import Any
 from urllib.parse import quote
 
@@ -42,7 +43,9 @@ def run_explain_command(args: argparse.Namespace) -> int:
     if args.json:
         sys.stdout.write(msgspec.json.encode(body).decode() + "\n")
     else:
-        sys.stdout.write(explanation_text(body))
+        # Without a terminal nothing is cut: the reader is grep or a file.
+        width = get_terminal_size().columns if sys.stdout.isatty() else None
+        sys.stdout.write(explanation_text(body, width))
     return ANSWERED
 
 

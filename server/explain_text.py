@@ -18,9 +18,13 @@ CAUSES_SHOWN = 3
 Facts = Mapping[str, Any]
 
 
-def explanation_text(body: Facts) -> str:
-    """Return the text of an explanation, lines ending in a newline."""
-    blocks = [list(_head(body)), list(_waterfall(body)), list(_token_times(body))]
+def explanation_text(body: Facts, width: int | None = None) -> str:
+    """Return the text of an explanation, lines ending in a newline.
+
+    On a narrow terminal the waterfall loses its last column, what each cause means.
+    """
+    waterfall = [line[:width] for line in _waterfall(body)]
+    blocks = [list(_head(body)), waterfall, list(_token_times(body))]
     blocks.append(list(_timeline(body["timeline"])))
     lines = "\n\n".join("\n".join(block) for block in blocks if block)
     return "\n".join(line.rstrip() for line in lines.splitlines()) + "\n"

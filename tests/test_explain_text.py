@@ -34,6 +34,13 @@ def test_the_whole_text(cause: str) -> None:
     assert text == (GOLDEN / f"{cause}.txt").read_text(encoding="utf-8")
 
 
+def test_a_narrow_terminal_cuts_the_meanings_alone() -> None:
+    wide, narrow = (explanation_text(explain(planted("queue_kv")), width) for width in (None, 76))
+    cut = [line for line in narrow.splitlines() if line not in wide.splitlines()]
+    assert cut
+    assert all(len(line) <= 76 and line.split()[0] in CAUSES for line in cut)
+
+
 def test_the_shape_that_programs_rely_on() -> None:
     body = explain(planted("neighbour_prefill"))
     assert (body["request_id"], body["external_id"], body["state"]) == ("req-A", None, "finished")
