@@ -29,6 +29,7 @@ from server.tokenizer import Tokenizer
 from telemetry.bus import Bus
 from telemetry.records import CancelCause, Delivery, Fault
 
+PROMPT_TOKENS_SHOWN = 1000
 SEED_STEP = 0x9E3779B97F4A7C15
 """2**64 over the golden ratio: seeds of one request's choices lie far apart."""
 
@@ -66,6 +67,7 @@ class Parts:
     """What every generation needs of the server; queue_deadline_s None lets requests wait."""
 
     queue_deadline_s: float | None
+    show_prompts: bool = False
     engine: EngineClient
     tokenizer: Tokenizer
     bus: Bus
@@ -87,6 +89,7 @@ class Generation:
         self.job = job
         self.failure: ApiError | None = None
         self.choices: list[Choice] = []
+        self.deadline: asyncio.TimerHandle | None = None
         self._parts = parts
         self._cause: CancelCause | None = None
         self._work: asyncio.Task[None] | None = None
@@ -187,7 +190,9 @@ class Generation:
 
     def fault(self, error: BaseException) -> None:
         """End everything because of our own mistake, and put it on record."""
-        self._log.error("request %s broke", self.id, exc_info=error)
+        trace = "".join(traceback.format_tb(error.__traceback__))
+        # Its own words might quote a prompt: where and of which kind it was must do.
+        self._log.error("request %s broke: %s\n%s", self.id, type(error).__name__, trace)
         self.give_up("the server could not answer")
         self._parts.bus.publish(
             Fault(
@@ -195,7 +200,7 @@ class Generation:
                 step=None,
                 where="server",
                 error=type(error).__name__,
-                traceback="".join(traceback.format_tb(error.__traceback__)),
+                traceback=trace,
             )
         )
 
@@ -237,6 +242,8 @@ class Generation:
         self.abandon("client")
         for _, delivery in self.deliveries():
             self._parts.bus.publish(delivery)
+        if self._parts.show_prompts:
+            self._tell_prompts()
         self._log.info("%s", facts(self._ended()))
 
     def deliveries(self) -> list[tuple[Sequence, Delivery]]:
@@ -261,6 +268,15 @@ class Generation:
             return None
         settled = await self._parts.explainer.settled(self.deliveries())
         return receipt_of(settled) if settled else {}
+
+    def _tell_prompts(self) -> None:
+        """Write the prompts into the log, as JSON so that they can forge no line of it."""
+        for prompt in self.job.prompts:
+            detokenizer = self._parts.tokenizer.detokenizer(special=True)
+            text = "".join(map(detokenizer.add, prompt[:PROMPT_TOKENS_SHOWN]))
+            more = len(prompt) - PROMPT_TOKENS_SHOWN
+            shown = msgspec.json.encode(text).decode() + (f" and {more} tokens" * (more > 0))
+            self._log.info("prompt of %s: %s", self.id, shown)
 
     def _open(self) -> Iterable[Choice]:
         return [choice for choice in self.choices if choice.finish_reason is None]
@@ -307,7 +323,9 @@ class Generations:
         self._idle.clear()
         if self.parts.queue_deadline_s is not None:
             loop = asyncio.get_running_loop()
-            loop.call_later(self.parts.queue_deadline_s, self._expire, generation)
+            generation.deadline = loop.call_later(
+                self.parts.queue_deadline_s, self._expire, generation
+            )
         return generation
 
     def _expire(self, generation: Generation) -> None:
@@ -321,6 +339,8 @@ class Generations:
     def finish(self, generation: Generation) -> None:
         """Close a generation and forget it; harmless a second time."""
         generation.close()
+        if generation.deadline is not None:
+            generation.deadline.cancel()  # it would keep the prompt until a distant deadline
         self._live.pop(generation.id, None)
         if not self._live:
             self._idle.set()

@@ -123,6 +123,7 @@ def build_context(config: ServerConfig, model: Model, keys: KeyRing | None) -> C
     watchdog = Watchdog(engine, hang_s=config.engine_hang_s)
     parts = Parts(
         queue_deadline_s=config.queue_deadline_s,
+        show_prompts=config.show_prompts,
         engine=engine,
         tokenizer=model.tokenizer,
         bus=bus,
@@ -269,7 +270,7 @@ class Life:
         if any(len(key) < KEY_CHARS_ADVISED for key in config.api_key):
             self._log.warning("an --api-key is shorter than %d characters", KEY_CHARS_ADVISED)
         if config.show_prompts:
-            self._log.warning("--show-prompts: prompts and answers go into this log")
+            self._log.warning("--show-prompts: what clients ask goes into this log")
         if fewer := enough_descriptors(config.max_connections):
             self._log.warning("this process may open %d files: fewer connections than asked", fewer)
 
