@@ -6,6 +6,7 @@ under the kernel's real limits.
 
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,10 @@ import pytest
 from telemetry.answer import QueryError
 from telemetry.confinement import MEMORY_BYTES_MAX
 from telemetry.queries import Queries
+from tests import tiny
+from tests.api import events, ids, post
 from tests.children import ENDLESS, answering, pids, status_kb
+from tests.servers import serving
 
 GROWTH_KB_MAX = 64 * 1024
 
@@ -76,3 +80,30 @@ def test_a_large_answer_is_cut_where_it_is_made(tmp_path: Path) -> None:
         assert (one.rows, one.truncated) == ([], True)
         del rows, one
         assert status_kb("self", "VmRSS") - before < 2 * GROWTH_KB_MAX
+
+
+def test_streams_beside_bombs_say_the_same_and_the_server_stays_small(tmp_path: Path) -> None:
+    model = tiny.write(tmp_path / "model")
+    story = {"prompt": ids(40), "max_tokens": 200, "ignore_eos": True, "temperature": 0}
+    flags = (f"--history={tmp_path / 'history'}", "--sql-deadline-s", "1")
+    with serving(tmp_path, model, *flags) as server:
+
+        def tell() -> str:
+            chunks = events(server, "/v1/completions", story)
+            assert chunks[-1]["choices"][0]["finish_reason"] == "length"
+            return "".join(chunk["choices"][0]["text"] for chunk in chunks)
+
+        alone = tell()
+        before = status_kb(server.process.pid, "VmRSS")
+        with ThreadPoolExecutor(4) as threads:
+            bombs = [
+                threads.submit(post, server, "/telemetry/sql", {"sql": bomb})
+                for bomb in (ENDLESS, *list(BOMBS.values())[:4], ENDLESS)
+            ]
+            told = {tell() for _ in range(2)}
+            statuses = {bomb.result().status_code for bomb in bombs}
+        assert told == {alone}
+        assert statuses <= {400, 408}
+        assert status_kb(server.process.pid, "VmHWM") - before < 2 * GROWTH_KB_MAX
+        asked = post(server, "/telemetry/sql", {"sql": "SELECT count(*) FROM request_end"})
+        assert asked.json()["rows"] == [[3]]

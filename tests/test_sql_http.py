@@ -172,6 +172,8 @@ def test_a_client_that_reads_nothing_loses_its_place(tmp_path: Path) -> None:
         wait_for(lambda: server.parts.history.status().kept)
         with raw(server, "SELECT repeat('x', 10000) FROM range(1500)") as client:
             wait_for(lambda: busy(server) == 1)
+            server.iterations(1, 100)
+            assert server.parts.history.flush(WAIT_S), "the writer does not wait for a reader"
             wait_for(lambda: busy(server) == 0)
             client.settimeout(WAIT_S)
             while client.recv(2**20):  # what the kernel holds, then the end
