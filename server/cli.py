@@ -104,7 +104,7 @@ def _serve(flags: argparse.Namespace) -> int:
         print(as_toml(setting_values(config)), end="")
         return 0
     quiet_threads()
-    configure(config.log_level, config.log_format)
+    configure(config.log_level, config.log_format, words=config.show_prompts)
     try:
         with (
             stoppable(),

@@ -8,12 +8,15 @@ an answer, nor a key.
 
 import logging
 import sys
+import traceback
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from types import TracebackType
 from typing import Any
 
 import msgspec
 
+ExcInfo = tuple[type[BaseException], BaseException, TracebackType | None] | tuple[None, None, None]
 LINE = "%(asctime)s %(levelname)-7s %(message)s"
 CUT_STREAM = "ASGI callable returned without completing response."
 """What uvicorn says of a stream that ended early: we cut it, and have logged why."""
@@ -29,7 +32,30 @@ class Facts:
         return " ".join(f"{name}={value}" for name, value in self.known.items())
 
 
-class JsonLines(logging.Formatter):
+class Lines(logging.Formatter):
+    """Plain lines; a trace tells where and of which kind an error was, but not in its own words.
+
+    Those might quote a prompt: `words` lets them through, for who has asked to see prompts.
+    """
+
+    def __init__(self, *, words: bool = False) -> None:
+        super().__init__(LINE)
+        self._words = words
+
+    def formatException(self, ei: ExcInfo) -> str:  # noqa: N802
+        """Return the trace, the cause of an error before it."""
+        if self._words:
+            return super().formatException(ei)
+        told: list[str] = []
+        error = ei[1]
+        while error is not None:
+            frames = "".join(traceback.format_tb(error.__traceback__))
+            told.insert(0, f"Traceback (most recent call last):\n{frames}{type(error).__name__}")
+            error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+        return "\n\nthen\n\n".join(told)
+
+
+class JsonLines(Lines):
     """One JSON object a line: time (UTC), level, logger, message, facts, traceback."""
 
     def format(self, record: logging.LogRecord) -> str:
@@ -50,10 +76,10 @@ class JsonLines(logging.Formatter):
         return msgspec.json.encode(made, enc_hook=str).decode()
 
 
-def configure(level: str, form: str = "text") -> None:
+def configure(level: str, form: str = "text", *, words: bool = False) -> None:
     """Send lines at `level` (debug, info, warning or error) and above to standard error."""
     lines = logging.StreamHandler(sys.stderr)
-    lines.setFormatter(JsonLines() if form == "json" else logging.Formatter(LINE))
+    lines.setFormatter(JsonLines(words=words) if form == "json" else Lines(words=words))
     lines.addFilter(lambda record: record.msg != CUT_STREAM)
     for name, least in (("iterscope", level.upper()), ("uvicorn", "WARNING")):
         logger = logging.getLogger(name)
