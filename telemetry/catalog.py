@@ -36,8 +36,8 @@ BASE_SETTINGS = (
     "SET GLOBAL TimeZone = 'UTC'",
     "SET enable_progress_bar = false",  # it prints to standard output after two seconds
 )
-STORAGE = "STORAGE_VERSION 'v1.2.0'"
-"""Of files that we begin: DuckDB 1.4 and later read them."""
+STORAGE = "STORAGE_VERSION 'v1.2.0', ROW_GROUP_SIZE 32768"
+"""Of files that we begin: DuckDB 1.4 and later read them, and a batch of 256 rows fits a merge."""
 
 SEGMENT_TABLES = ("segment", "segment_source")
 """What a segment says of itself: no part of the record."""

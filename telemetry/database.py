@@ -41,6 +41,8 @@ CONNECT_OPTIONS = {**BASE_OPTIONS, "enable_external_access": "false"}
 SESSION_SETTINGS = (*BASE_SETTINGS, "SET lock_configuration = true")
 HELD = ("Could not set lock", "Unique file handle conflict")
 NO_ROOM = ("No space left", "Disk quota", "Read-only file system", "Permission denied")
+MEMORY_MAX = "512MB"
+"""What the server's own catalog may take; a merge of a day works within it. SQL has its own."""
 ROOM_BYTES = 64 * 2**20
 """A disk with less free counts as full: what is begun there would fail again at once."""
 
@@ -67,6 +69,7 @@ def open_live(folder: Path, log: logging.Logger) -> duckdb.DuckDBPyConnection:
             set_aside(folder, log, "a write-ahead log without its database")
         _copy_log(wal)
         connection = open_catalog()
+        connection.execute(f"SET memory_limit = '{MEMORY_MAX}'")
         _attach_or_begin(connection, folder, path, log)
         found = columns_of(connection, [LIVE])[LIVE]
         if fit(found)[0] == "same":
