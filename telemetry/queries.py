@@ -183,6 +183,11 @@ class Queries:
             if lane.thread.ident is not None:
                 lane.thread.join(CLOSE_S)
 
+    def children(self) -> list[int]:
+        """Return the process ids of the children that serve now."""
+        with self._board.news:
+            return [lane.sandbox.pid for lane in self._lanes if lane.serving and lane.sandbox]
+
     # ---- ends
 
     def _after(self, job: Job) -> None:

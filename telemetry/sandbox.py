@@ -31,8 +31,8 @@ from telemetry.wire import (
 
 ROOT = Path(__file__).resolve().parent.parent
 MODULE = "telemetry.query_child"
-OPEN_S = 30.0
-FILL_S = 30.0
+OPEN_S = 120.0
+FILL_S = 120.0
 SEND_S = 30.0
 REAP_S = 5.0
 

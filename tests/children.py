@@ -34,7 +34,7 @@ def status_kb(pid: int | str, name: str) -> int:
 
 
 def pids(queries: Queries) -> list[int]:
-    return [lane.sandbox.pid for lane in queries._lanes if lane.sandbox and lane.serving]
+    return queries.children()
 
 
 def warm(queries: Queries) -> list[int]:
