@@ -28,6 +28,7 @@ from tests.stepped_clock import SteppedClock
 
 DISK_BYTES = 160 * 2**20
 """More than the 64 MiB that must be free before a history that stopped begins again."""
+LONG_S = 100
 FLAGS = (
     *("--kv-blocks", "200", "--max-num-batched-tokens", "128", "--max-num-seqs", "8"),
     *("--max-queue-requests", "16", "--client-stall-s", "5", "--engine-hang-s", "20"),
@@ -107,6 +108,8 @@ def chaos(tmp_path: Path, *, seconds: float, seed: int, pause_s: float) -> str:
             breaks["engine killed (SIGKILL)"] = lambda: kill_engine(server, signal.SIGKILL)
             breaks["engine crashed (SIGSEGV)"] = lambda: kill_engine(server, signal.SIGSEGV)
             breaks[f"engine stopped for {pause_s:g} s"] = lambda: pause_engine(server, pause_s)
+            if seconds > LONG_S:  # each takes --engine-hang-s to be noticed
+                breaks["engine stopped for good"] = lambda: kill_engine(server, signal.SIGSTOP)
             if small:
                 breaks["disk full for 2 s"] = lambda: fill_disk(disk, 2)
             if clock.env:

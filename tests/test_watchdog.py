@@ -18,6 +18,9 @@ from pathlib import Path
 import httpx
 import pytest
 
+from engine.config import EngineConfig, resolve
+from engine.runner import ModelRunner, device_facts
+from engine.spec import read_spec
 from engine.vitals import Pulse, read_stacks
 from server.watchdog import PERIOD_S, Watchdog
 from tests import tiny
@@ -180,3 +183,16 @@ def test_stacks_come_from_a_process_that_answers_nothing(tmp_path: Path) -> None
     finally:
         stuck.kill()
         stuck.wait()
+
+
+def test_each_layer_of_a_step_and_of_a_load_beats(model: Path) -> None:
+    """A step or a load that takes longer than the limit and goes on is no hang."""
+    beats: list[int] = []
+    spec = read_spec(str(model))
+    config = EngineConfig(model=str(model), kv_blocks=10, engine_threads=1)
+    resolved = resolve(config, spec, device_facts(config))
+    runner = ModelRunner.build(resolved, spec, lambda *_: None, lambda: beats.append(1))
+    before = len(beats)
+    runner.warm_up(lambda *_: None)
+    steps = 1 + len(resolved.buckets) + 1
+    assert len(beats) - before == steps * spec.layers
