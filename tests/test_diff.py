@@ -54,6 +54,8 @@ def test_student_s_t_is_that_of_the_tables() -> None:
         (0.999, 19, 3.5794),
         (0.9995, 9, 4.7809),
         (0.9995, 7, 5.4079),
+        (0.999, 3, 10.2145),
+        (0.975, 2, 4.3027),
     ):
         assert students_t(probability, freedom) == pytest.approx(value, rel=0.003)
 
@@ -62,10 +64,20 @@ def test_the_error_of_a_mean_is_that_of_the_textbook() -> None:
     values = np.random.default_rng(1).normal(10, 2, size=40)
     found = estimate(ratio(values, np.ones(40)), 40)
     assert found.value == pytest.approx(values.mean())
-    assert found.error == pytest.approx(values.std(ddof=1) / math.sqrt(40), rel=0.08)
+    textbook = values.std(ddof=1) / math.sqrt(40)
+    assert 0.92 * textbook < found.error < 1.3 * textbook, "nothing ties these blocks together"
     assert half_width(found, found, confidence=0.95, comparisons=1) == pytest.approx(
         students_t(0.975, 39) * found.error * math.sqrt(2)
     )
+
+
+def test_blocks_that_resemble_their_neighbours_tell_less() -> None:
+    pick = np.random.default_rng(3)
+    shaken = pick.normal(10, 1, size=20)
+    drifting = 10 + np.sort(pick.normal(0, 1, size=20))
+    alone, drift = (estimate(ratio(values, np.ones(20)), 20) for values in (shaken, drifting))
+    assert alone.error < 1.4 * shaken.std() / math.sqrt(20)
+    assert drift.error > 1.6 * drifting.std() / math.sqrt(20)
 
 
 def test_quantiles_of_a_histogram_are_within_a_bucket_s_width() -> None:
