@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import httpx
@@ -126,6 +127,24 @@ def test_a_server_that_was_stopped_itself_blames_nobody(model: Path, tmp_path: P
             os.kill(pid, signal.SIGCONT)
         assert [one.result() for one in streams] == ["length"] * 3
         assert server.metric("iterscope_faults_total") == 0
+        # An engine that cannot hear the end is not waited for longer than it may take.
+        os.kill(engine_pid(server), signal.SIGSTOP)
+        assert server.stop() == 0
+        assert "Traceback" not in server.log
+
+
+def test_engines_that_die_before_they_are_ready_end_the_start(model: Path, tmp_path: Path) -> None:
+    """A model that the system kills for its memory: a supervisor must not wait for ever."""
+    with serving(tmp_path, model, ready=False) as server:
+        deadline = time.monotonic() + 60
+        while server.process.poll() is None:
+            assert time.monotonic() < deadline, server.log
+            with suppress(AssertionError, ProcessLookupError, FileNotFoundError):
+                os.kill(engine_pid(server), signal.SIGKILL)
+            time.sleep(0.05)
+        assert server.process.returncode == 2
+        last = server.log.splitlines()[-1]
+        assert last == "iterscope: 3 engines in a row died (killed by signal 9), none was ready"
 
 
 # ---- the parts
