@@ -120,18 +120,26 @@ def raw_connection(server: Server) -> socket.socket:
 
 
 def test_a_neighbour_is_named_with_its_tokens(server: Server) -> None:
-    def victim() -> str:
-        return str(complete(server, {"prompt": ids(9), "max_tokens": 200, **TOKENS})["id"])
+    """GIVEN a long answer under way, THEN a long prompt beside it is named.
 
-    def neighbour() -> str:
-        server.wait(lambda: in_flight(server))
-        return str(complete(server, {"prompt": ids(1200), "max_tokens": 2, **TOKENS})["id"])
-
-    name, by = at_once(victim, neighbour)
-    part = next(p for p in explained(server, name)["causes"] if p["cause"] == "neighbour_prefill")
+    A few of the prompt's tokens may come from the prefix cache.
+    """
+    victim = raw_request(server, {"prompt": ids(9), "max_tokens": 1900, "ignore_eos": True})
+    try:
+        (live,) = server.wait(lambda: in_flight(server))
+        name = live["request_id"]
+        server.wait(lambda: explained(server, name)["output_tokens"] > 2)
+        by = complete(server, {"prompt": ids(1200), "max_tokens": 2, **TOKENS})["id"]
+        part = next(
+            part
+            for part in explained(server, name)["causes"]
+            if part["cause"] == "neighbour_prefill"
+        )
+    finally:
+        victim.close()
     (found,) = [one for one in part["requests"] if one["request_id"] == by]
-    assert found["tokens"] >= 1200 - 16
-    assert found["ms"] == pytest.approx(part["ms"], rel=0.5)
+    assert 1100 <= found["tokens"] <= 1200
+    assert 0 < found["ms"] <= part["ms"] + 1e-6
 
 
 def test_ring_and_history_and_the_command_line_agree(server: Server) -> None:
@@ -269,22 +277,16 @@ def test_static_batches_at_loop_depth_2(tmp_path: Path) -> None:
     with serving(tmp_path, model, "--batching=static", "--loop-depth=2") as static:
         medians = [difference_ms(static) for _ in range(5)]
         assert statistics.median(medians) < 25.0, medians
-        body = {"prompt": [ids(5), ids(6)], "ignore_eos": True, "temperature": 0}
-        connections = [
-            raw_request(static, body | {"max_tokens": tokens, "stop_token_ids": []})
-            for tokens in (400, 900, 900)
-        ]
-        live = static.wait(lambda: [one["request_id"] for one in in_flight(static)][:3])
-        static.wait(lambda: not in_flight(static))
-        for connection in connections:
-            connection.close()
-        held = [
-            part["cause"]
-            for name in live
-            for part in explained(static, name)["causes"]
-            if part["cause"] in ("batch_held", "queue_batch_closed")
-        ]
-        assert held
+        body = {"prompt": ids(5), **TOKENS}
+        names = at_once(
+            *(
+                lambda tokens=tokens: complete(static, body | {"max_tokens": tokens})["id"]
+                for tokens in (50, 150, 150)
+            )
+        )
+        found = {part["cause"] for name in names for part in explained(static, name)["causes"]}
+        assert found & {"batch_held", "queue_batch_closed"}
+        assert "unexplained" not in found
 
 
 def test_a_killed_engines_requests_are_told_and_what_is_unknown_says_so(server: Server) -> None:
