@@ -1,7 +1,7 @@
 """The upkeep of a history: a second thread that rotates, merges, checks and lets segments go.
 
 Owns the thread and its clock. history.py starts one beside each open store and stops it before the
-store closes. Works at the lowest priority, on a cursor of its own, so that neither the writer nor
+store closes. Works at a low priority, on a cursor of its own, so that neither the writer nor
 the engine waits for it. Whatever fails here is logged and tried again: no record depends on it.
 """
 
@@ -19,7 +19,8 @@ from telemetry.archive import Archive
 from telemetry.config import TelemetryConfig
 from telemetry.segments import Stopped
 
-NICENESS = 19
+NICENESS = 10
+"""Enough to stay behind the engine, and not so much that an engine that never rests starves it."""
 STOP_S = 5.0
 
 
