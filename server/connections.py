@@ -10,7 +10,6 @@ import logging
 import math
 import resource
 from collections import Counter
-from dataclasses import dataclass
 from typing import Any, Literal, NoReturn
 
 import httptools
@@ -29,6 +28,8 @@ from server.errors import ApiError
 HEADERS_MAX = 128
 PIPELINE_MAX = 8
 PIPELINED_BYTES_MAX = 256 * 1024
+REFUSED_BYTES_MAX = 16 * 2**20
+"""What a client may still send of a body after its answer: it may read that only afterwards."""
 CHUNK_FRAME_BYTES = 16
 """What one byte of a chunked body may bring along: its chunk's own head and end."""
 LINGER_S, LINGER_BYTES = 2.0, 2**20
@@ -45,32 +46,6 @@ class Refused(Exception):
     """The parser is to read no further: the connection was refused."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """What one connection, and all of them, may take; times in seconds."""
-
-    connections_max: int
-    per_address_max: int
-    head_bytes_max: int
-    head_s: float
-    body_s: float
-    body_bytes_per_s_min: int
-    stall_s: float
-
-
-def _limits(config: ServerConfig) -> Limits:
-    """Return the limits that the configuration asks for."""
-    return Limits(
-        connections_max=config.max_connections,
-        per_address_max=config.max_connections_per_address,
-        head_bytes_max=config.header_bytes_max,
-        head_s=config.header_deadline_s,
-        body_s=config.body_deadline_s,
-        body_bytes_per_s_min=config.body_bytes_per_s_min,
-        stall_s=2 * config.client_stall_s,
-    )
-
-
 def enough_descriptors(connections_max: int) -> int | None:
     """Let this process open a file for each connection; return how many it may, if too few."""
     wanted = connections_max + LINGERING_MAX + OTHER_FILES
@@ -85,7 +60,7 @@ class Connections:
     """All open connections of a server; bounded in total and for each client address."""
 
     def __init__(self, config: ServerConfig) -> None:
-        self.limits = _limits(config)
+        self.limits = config
         self._open: set[Connection] = set()
         self._by_address: Counter[str] = Counter()
         self._cut: Counter[str] = Counter()
@@ -108,9 +83,9 @@ class Connections:
         """Take a connection in; returns why it is one too many, or None."""
         self._open.add(connection)
         self._by_address[address] += 1
-        if len(self._open) > self.limits.connections_max:
+        if len(self._open) > self.limits.max_connections:
             return "too many connections are open"
-        if self._by_address[address] > self.limits.per_address_max:
+        if self._by_address[address] > self.limits.max_connections_per_address:
             return "too many connections of this address are open"
         return None
 
@@ -125,7 +100,7 @@ class Connections:
     @property
     def crowded(self) -> bool:
         """Whether there is no room even for those who are being refused."""
-        return len(self._open) > self.limits.connections_max + LINGERING_MAX
+        return len(self._open) > self.limits.max_connections + LINGERING_MAX
 
     def note(self, reason: str) -> None:
         """Count a connection that was cut; the next sweep tells of it."""
@@ -193,7 +168,7 @@ class Connection(HttpToolsProtocol):
         """Take the connection in, or refuse it when there are too many."""
         super().connection_made(transport)
         self._address = self.client[0] if self.client else ""
-        self._due_s = self.loop.time() + self._limits.head_s
+        self._due_s = self.loop.time() + self._limits.header_deadline_s
         why = self._all.joined(self, self._address)
         if why is None:
             return
@@ -231,10 +206,10 @@ class Connection(HttpToolsProtocol):
             self._since_s = now_s
             self._around_bytes = 0
         if part == "head":
-            self._due_s = self._since_s + self._limits.head_s
+            self._due_s = self._since_s + self._limits.header_deadline_s
             if before == "head":
                 self._around_bytes += len(data)
-            if self._around_bytes > self._limits.head_bytes_max:
+            if self._around_bytes > self._limits.header_bytes_max:
                 self._refuse_head()
         else:
             self._expect_body(len(data), now_s)
@@ -279,9 +254,9 @@ class Connection(HttpToolsProtocol):
         self._part = "body"
         self._body_bytes = 0
         self._around_bytes = 0
-        if self._read_bytes > self._limits.head_bytes_max or len(self.headers) > HEADERS_MAX:
+        if self._read_bytes > self._limits.header_bytes_max or len(self.headers) > HEADERS_MAX:
             size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
-            if size > self._limits.head_bytes_max or len(self.headers) > HEADERS_MAX:
+            if size > self._limits.header_bytes_max or len(self.headers) > HEADERS_MAX:
                 self._refuse_head()
                 raise Refused
         super().on_headers_complete()
@@ -289,11 +264,12 @@ class Connection(HttpToolsProtocol):
             self._cut("too many requests in a row")
 
     def on_body(self, body: bytes) -> None:
-        """Take in a part of a body; one whose request waits for its turn may not be long."""
+        """Take in a part of a body; one that nobody reads, yet or any more, may not be long."""
         self._body_bytes += len(body)
-        if self.pipeline and self._body_bytes > PIPELINED_BYTES_MAX:
-            # Nobody reads this body yet, and nobody counts it.
-            self._cut("a body before its turn")
+        unread_max = PIPELINED_BYTES_MAX if self.pipeline else REFUSED_BYTES_MAX
+        unread = self.pipeline or self.cycle.response_complete
+        if unread and self._body_bytes > unread_max:
+            self._cut("a body that nobody reads")
         super().on_body(body)
 
     def on_message_complete(self) -> None:
@@ -309,17 +285,17 @@ class Connection(HttpToolsProtocol):
 
     def check(self, now_s: float) -> None:
         """Cut the connection if it is overdue or stuck."""
-        if now_s - self._blocked_since_s > self._limits.stall_s:
+        if now_s - self._blocked_since_s > 2 * self._limits.client_stall_s:
             self._all.note("reads nothing")
             self.transport.abort()
         elif now_s < self._due_s:
             return
-        elif self._part == "refused":
+        elif self._part == "refused" or self.transport.is_closing():
             self.transport.abort()
         elif self._part == "body" and self.flow.read_paused:
             # It is we who do not read: the client can do nothing about it.
             self._since_s = now_s
-            self._due_s = now_s + self._limits.body_s
+            self._due_s = now_s + self._limits.body_deadline_s
         else:
             self._all.note(f"slow {'body' if self._part == 'body' else 'head'}")
             self._refuse(ApiError(408, "the request came in too slowly", code="request_timeout"))
@@ -340,13 +316,18 @@ class Connection(HttpToolsProtocol):
         """
         limits = self._limits
         earned_s = self._body_bytes / limits.body_bytes_per_s_min
-        self._due_s = min(self._since_s + limits.body_s + earned_s, now_s + limits.body_s)
+        self._due_s = min(
+            self._since_s + limits.body_deadline_s + earned_s, now_s + limits.body_deadline_s
+        )
         self._around_bytes += read_bytes
-        if self._around_bytes > limits.head_bytes_max + (1 + CHUNK_FRAME_BYTES) * self._body_bytes:
+        if (
+            self._around_bytes
+            > limits.header_bytes_max + (1 + CHUNK_FRAME_BYTES) * self._body_bytes
+        ):
             self._refuse_head()
 
     def _refuse_head(self) -> None:
-        most = self._limits.head_bytes_max
+        most = self._limits.header_bytes_max
         message = f"the request's head is larger than {most} bytes or {HEADERS_MAX} fields"
         self._all.note("head too large")
         self._refuse(ApiError(431, message, code="header_too_large"))
@@ -354,8 +335,10 @@ class Connection(HttpToolsProtocol):
     def _refuse(self, error: ApiError) -> None:
         """Answer with an error if an answer is still possible, and close once it is read."""
         cycle: RequestResponseCycle | None = self.cycle
-        begun = cycle is not None and cycle.response_started and not cycle.response_complete
-        if self.pipeline or begun:
+        answered = cycle is not None and (
+            self._part == "body" if cycle.response_complete else cycle.response_started
+        )
+        if self.pipeline or answered:
             self._close()
             return
         body = error.body()

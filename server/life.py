@@ -206,9 +206,11 @@ class Life:
             watching = asyncio.create_task(context.watchdog.run())
             stopped = asyncio.create_task(self._after_signals(1))
             served = asyncio.create_task(self._serve())
-            await asyncio.wait((web, stopped, served), return_when=asyncio.FIRST_COMPLETED)
-            if served.done():
-                served.result()
+            endless = (served, watching, sweeping)
+            await asyncio.wait((web, stopped, *endless), return_when=asyncio.FIRST_COMPLETED)
+            for task in endless:
+                if task.done():
+                    task.result()
             served.cancel()
             watching.cancel()
             if web.done() and not self._signals:
