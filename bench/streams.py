@@ -84,10 +84,15 @@ def engine_of(pid: int) -> int:
     raise SystemExit("the server has no engine")
 
 
+def tokens_of(seconds: float, step_ms: int) -> int:
+    """Return the length of a stream that outlives the measurement and what comes before it."""
+    return int((seconds + 4 * SETTLE_S) * 1000 / step_ms)
+
+
 async def run(url: str, pid: int, *, streams: int, seconds: float, step_ms: int) -> dict[str, Any]:
     """Open the streams, let them settle, and measure for so many seconds."""
     port = int(url.rpartition(":")[2])
-    tokens = int((seconds + 4 * SETTLE_S) * 1000 / step_ms)
+    tokens = tokens_of(seconds, step_ms)
     loop = asyncio.get_running_loop()
     made = []
     for _ in range(streams):
@@ -142,9 +147,10 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=10.0)
     parser.add_argument("--json", type=Path)
     flags = parser.parse_args()
+    blocks = flags.streams * (tokens_of(flags.seconds, flags.step_ms) // 16 + 2)
     settings = (
         *("--model", flags.model, "--max-num-seqs", str(flags.streams)),
-        *("--kv-blocks", str(flags.streams * 40), "--max-num-batched-tokens", "8192"),
+        *("--kv-blocks", str(blocks), "--max-num-batched-tokens", "8192"),
     )
     with (
         tempfile.TemporaryDirectory() as folder,
