@@ -30,7 +30,8 @@ def run_engine(seed: int) -> int:
             number = pick.randrange(1, len(simulation.names) + 1)
             simulation.core.abort(Abort(request=number, finish="cancelled", delivered_tokens=1))
         if pick.random() < 0.005:
-            simulation.runner.fails = lambda plan: RuntimeError("planted")
+            error = pick.choice((RuntimeError("planted"), MemoryError()))
+            simulation.runner.fails = lambda plan, error=error: error
             simulation.core.step()
             simulation.runner.fails = lambda plan: None
         if simulation.core.has_work:
