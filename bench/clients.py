@@ -7,7 +7,6 @@ server's: every request must have succeeded. An HTTP client of the server, like 
 
 import argparse
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -127,11 +126,9 @@ def installed(name: str, folder: Path) -> Path:
 
 def run(name: str, venv: Path, target: Target) -> dict[str, Any]:
     """Run one program as its users do; return its own report, and what the server counted."""
-    environment = {**os.environ, "TOKENIZERS_PARALLELISM": "false"}
     before = ended(target.url)
     done = subprocess.run(
-        PROGRAMS[name].command(venv, target),
-        env=environment,
+        ["env", "TOKENIZERS_PARALLELISM=false", *PROGRAMS[name].command(venv, target)],
         capture_output=True,
         text=True,
         timeout=600,

@@ -5,6 +5,7 @@ says where the files are from. Nothing may be a server error, and the server ans
 """
 
 import asyncio
+import gzip
 import json
 import socket
 import tarfile
@@ -48,7 +49,8 @@ def backend() -> Backend:
 
 @pytest.fixture(scope="module")
 def naughty() -> list[str]:
-    strings: list[str] = json.loads((DATA / "naughty_strings.json").read_text(encoding="utf-8"))
+    packed = (DATA / "naughty_strings.json.gz").read_bytes()
+    strings: list[str] = json.loads(gzip.decompress(packed))
     return [text for text in strings if text]
 
 
