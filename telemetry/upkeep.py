@@ -1,14 +1,12 @@
 """The upkeep of a history: a second thread that rotates, merges, checks and lets segments go.
 
 Owns the thread and its clock. history.py starts one beside each open store and stops it before the
-store closes. Works at a low priority, on a cursor of its own, so that neither the writer nor
-the engine waits for it. Whatever fails here is logged and tried again: no record depends on it.
+store closes. Works on a cursor of its own and rests between pieces, so that neither the writer nor
+the engine waits for it; never at a lower priority, since a thread that holds Python's lock and does
+not get the processor stops the whole server. What fails is logged and tried again.
 """
 
-import contextlib
 import logging
-import os
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -19,8 +17,9 @@ from telemetry.archive import Archive
 from telemetry.config import TelemetryConfig
 from telemetry.segments import Stopped
 
-NICENESS = 10
-"""Enough to stay behind the engine, and not so much that an engine that never rests starves it."""
+REST = 3.0
+"""A merge rests so many times as long as it worked: it takes a quarter of a core, not all."""
+REST_S_MAX = 5.0
 STOP_S = 5.0
 
 
@@ -45,7 +44,7 @@ class Upkeep:
         self._now_us = now_us
         self._stop = threading.Event()
         self._told: str | None = None
-        self._rotated_at = time.monotonic()
+        self._rotated_at = self._resumed_at = time.monotonic()
         self._thread = threading.Thread(target=self._live, name="history upkeep", daemon=True)
 
     @property
@@ -67,9 +66,6 @@ class Upkeep:
         return not self._thread.is_alive()
 
     def _live(self) -> None:
-        if sys.platform == "linux":  # elsewhere this would slow the whole process down
-            with contextlib.suppress(OSError):
-                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
         while not self._stop.wait(self._config.history_segment_s):
             try:
                 self._turn()
@@ -92,8 +88,15 @@ class Upkeep:
             bytes_max=self._config.history_bytes_max,
         )
         while not stopped() and self.lag_s < self._config.history_segment_s:
-            if not archive.merge(self._now_us(), stopped) and not archive.check_next():
+            self._resumed_at = time.monotonic()
+            if not archive.merge(self._now_us(), self._pause) and not archive.check_next():
                 return
+
+    def _pause(self) -> bool:
+        """Rest after a piece of work; True when it is time to stop."""
+        self._stop.wait(min(REST * (time.monotonic() - self._resumed_at), REST_S_MAX))
+        self._resumed_at = time.monotonic()
+        return self._stop.is_set()
 
     def _tell(self, reason: str) -> None:
         if self._stop.is_set() or reason == self._told:
