@@ -56,6 +56,12 @@ class Roster:
         self._stop_ids.update(request.stop_ids)
         self.waiting.push(request)
 
+    def regroup(self, request: Request, group: str) -> None:
+        """Let the first of its line stand in another one."""
+        self.waiting.pop(request)
+        request.group = group
+        self.waiting.push(request)
+
     def _follow(self, request: Request) -> None:
         """Let a sequence of several with one prompt wait for the first of them to compute it."""
         if request.submit.parent_id is None:

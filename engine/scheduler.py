@@ -265,7 +265,7 @@ class Scheduler:
             group = policy.regroup(head, now_ns)
             if group == head.group:
                 break
-            waiting.move(head, group)
+            self.roster.regroup(head, group)
         return head
 
     def _admit(self, draft: Draft, request: Request, now_ns: int) -> None:

@@ -68,12 +68,6 @@ class WaitingLine:
         assert entry[2] is request, "only a head leaves its line"
         self._count -= 1
 
-    def move(self, request: Request, group: str) -> None:
-        """Let the sequence that `head` returned stand in another line."""
-        self.pop(request)
-        request.group = group
-        self.push(request)
-
     def abandon(self) -> None:
         """Note that one sequence in line has finished; its entry goes when it surfaces."""
         self._count -= 1
