@@ -19,6 +19,7 @@ from server.tokenizer import byte_of_char
 from tests import tiny
 from tests.api import complete, events, post
 from tests.servers import Server, serving
+from tests.test_schemas import DEAR
 
 VOCAB = tiny.Shape.vocab_size
 MODEL_LEN = 65_536
@@ -165,7 +166,10 @@ def test_a_long_text_without_blanks_costs_the_same_throughout(
 
 
 def test_megabytes_of_text_leave_streams_alone(server: Server) -> None:
-    """vllm#24910: templates and tokens of a large text were made on the event loop."""
+    """vllm#24910: templates and tokens of a large text were made on the event loop.
+
+    So would be the values of a body that is all brackets, and dearer than any text.
+    """
     body = {"prompt": "a", "max_tokens": 50_000, "ignore_eos": True, "stream": True}
     texts = ["word " * 10_000, "w" * 5_000_000, "🙂" * 1_000_000, "word " * 1_000_000]
     gaps: list[float] = []
@@ -187,6 +191,9 @@ def test_megabytes_of_text_leave_streams_alone(server: Server) -> None:
                     message = {"messages": [{"role": "user", "content": text}], "max_tokens": 1}
                     answer = await client.post("/v1/chat/completions", json=message)
                     assert answer.status_code in (200, 400)
+                for data in DEAR.values():
+                    answer = await client.post("/v1/chat/completions", content=data)
+                    assert answer.status_code == 400
                 await anext(lines)
             done.set()
             await polling
