@@ -308,13 +308,13 @@ FROM request_start s JOIN run r USING (run_id, generation)
 
 ## Files
 
-A history folder has a live file, `history.duckdb`, which one process may open at a time, and closed \
-segments, `segments/*.duckdb`, which any DuckDB from 1.4 on reads, also while a server runs. A segment \
-has all tables and views below and two of its own. `segment` has one row for each run in it: \
-`schema_version`, `level` (minute, hour or day), `run_id`, `first_seq`, `last_seq`, `first_unix_us`, \
-`last_unix_us`, `rows` (of all tables) and `slices`. `segment_source` names the files that were merged \
-into it. A row is in one file only; columns that an older version did not know are null, or zero and \
-empty where they may not be null.
+A history folder has a live file, `history.duckdb`, which one process may open at a time, and \
+closed segments, `segments/*.duckdb`, which any DuckDB from 1.4 on reads, also while a server \
+runs. A segment has all tables and views below and two of its own. `segment` has one row for \
+each run in it: `schema_version`, `level` (minute, hour or day), `run_id`, `first_seq`, \
+`last_seq`, `first_unix_us`, `last_unix_us`, `rows` (of all tables) and `slices`. \
+`segment_source` names the files that were merged into it. A row is in one file only; columns \
+that an older version did not know are null, or zero and empty where they may not be null.
 
 A start without an end is a request that runs, or one whose end is among the records that \
 `telemetry_lost` counts: nothing is invented for those.
