@@ -153,8 +153,9 @@ def test_kill_9_loses_nothing_that_was_flushed_and_tears_nothing(tmp_path: Path)
 
 
 def test_a_history_at_its_limit_stops_and_can_still_be_queried(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("telemetry.history.RETRY_S", 3600.0)
     with kept(tmp_path, "big", history_bytes_max=2**20) as (bus, history):
         bus.publish(samples.run(config="x" * 2**21))
         wait_for(lambda: history.status().degraded)
