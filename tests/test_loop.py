@@ -144,7 +144,7 @@ def test_a_server_that_does_not_read_loses_records_but_no_news(tmp_path: Path) -
         assert len(received) < steps, "nothing was lost: the test shows nothing"
         after = next(record for record in far.iterations if record.step > steps)
         lost = sum(record.lost_before for record in received) + after.lost_before
-        assert len(received) + lost == steps
+        assert len(received) + lost == after.step - 1  # a record after the jam may be lost too
 
 
 def test_shutdown_ends_what_runs(tmp_path: Path) -> None:
