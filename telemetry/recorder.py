@@ -179,7 +179,7 @@ class Recorder:
 
     def _now_unix_us(self, note: Note) -> int:
         """Return the present as the record has it: the wall clock may have stepped since."""
-        run = self._bus.tail_snapshot().run
+        run = self._bus.snapshot().run
         if run is None:
             return note.made_unix_us
         return run.started_unix_us + self._watched.now_ns() // 1000

@@ -46,8 +46,9 @@ def server(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Se
 
 def last_fault(server: Server) -> tuple[str, str]:
     """Return what the last fault says and what it was doing."""
-    body = {"sql": "SELECT error, traceback FROM fault ORDER BY fault_at_ns DESC LIMIT 1"}
-    ((error, state),) = server.post("/telemetry/sql", body).json()["rows"]
+    where = "\"where\" = 'engine process'"
+    body = {"sql": f"SELECT error, traceback FROM fault WHERE {where} ORDER BY fault_at_ns"}
+    error, state = server.post("/telemetry/sql", body).json()["rows"][-1]
     return error, state
 
 
