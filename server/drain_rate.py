@@ -53,10 +53,14 @@ class DrainRate:
             self._light.add(tokens, time_ns)
             self._rows.add(rows * time_ns, time_ns)
 
-    def ended(self, request: int, output_tokens: int) -> None:
-        """Take note of an end; harmless for a sequence that never ran."""
+    def ended(self, request: int, output_tokens: int | None) -> None:
+        """Take note of an end; harmless for a sequence that never ran.
+
+        `output_tokens` None is for an answer that was cut: it tells nothing of how long answers
+        are, and a few clients that leave at once would make the others' look short.
+        """
         limit = self._limits.pop(request, None)
-        if limit is not None:
+        if limit is not None and output_tokens is not None:
             self._used.add(output_tokens, limit)
 
     def clear(self) -> None:

@@ -371,7 +371,7 @@ class EngineClient:
         elif isinstance(record, RequestEnd):
             if sequence := self._live.pop(record.request, None):
                 sequence.ended.set()
-            self.queue.ended(record.request, record.output_tokens)
+            self.queue.ended(record.request, record.output_tokens, record.finish)
         self._bus.publish(record, payload)
 
     def _fault(self, error: str, stacks: str = "") -> None:

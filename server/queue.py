@@ -14,7 +14,7 @@ from types import MappingProxyType
 from server.config import ServerConfig
 from server.drain_rate import DrainRate
 from server.errors import ApiError, overloaded
-from telemetry.records import Iteration, RejectionReason
+from telemetry.records import Finish, Iteration, RejectionReason
 
 RETRY_S_MAX = 120
 EARLIEST, SPREAD = 0.5, 1.25
@@ -145,10 +145,11 @@ class Queue:
             time_ns=iteration.end_at_ns - iteration.begin_at_ns,
         )
 
-    def ended(self, request: int, output_tokens: int) -> None:
+    def ended(self, request: int, output_tokens: int, finish: Finish) -> None:
         """Take note of an end, of a sequence that ran or of one that never did."""
         self._leave(request)
-        self._rate.ended(request, output_tokens)
+        whole = finish in ("stop", "length")
+        self._rate.ended(request, output_tokens if whole else None)
 
     def clear(self) -> None:
         """Forget everybody: the engine they waited for is gone."""

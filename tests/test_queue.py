@@ -49,8 +49,8 @@ def test_bounds_in_requests_and_tokens() -> None:
     queue.joined(2, Waiting("a", 40, 10))
     assert refusal(queue).reason == "queue_full"
     assert admits(queue, tokens=0, slots_free=1)
-    queue.ended(1, 0)
-    queue.ended(1, 0)
+    queue.ended(1, 0, "cancelled")
+    queue.ended(1, 0, "cancelled")
     assert (len(queue), queue.tokens) == (1, 40)
     queue.clear()
     assert (len(queue), queue.tokens) == (0, 0)
@@ -68,7 +68,7 @@ def test_a_tenant_has_bounds_of_its_own_and_takes_nothing_from_others() -> None:
     assert refusal(queue, tokens=0).reason == "tenant_limit"
     assert admits(queue, tokens=0, slots_free=1)
     assert admits(queue, tenant="b", tokens=500)
-    queue.ended(1, 0)
+    queue.ended(1, 0, "cancelled")
     assert admits(queue, tokens=1)
     answer = refusal(queue, sequences=2, tokens=1).answer()
     assert (answer.status, answer.code) == (429, "tenant_limit")
@@ -136,7 +136,7 @@ class Engine:
             self.running[number] -= 1
             if not self.running[number]:
                 del self.running[number]
-                self.queue.ended(number, self.lengths[number][1])
+                self.queue.ended(number, self.lengths[number][1], "stop")
 
 
 @pytest.mark.parametrize("early", [1.0, 0.3], ids=["whole answers", "answers that stop early"])
@@ -232,3 +232,18 @@ def test_impatient_clients_do_not_push_the_others_away() -> None:
     drain_s = 16 / 4 * 100 * 0.02
     assert alone_s <= drain_s
     assert max(storm_s) <= 2 * drain_s
+
+
+def test_answers_that_were_cut_do_not_make_the_others_look_short() -> None:
+    clock = Clock()
+    queue = Queue(QueueLimits(requests_max=4, tokens_max=10**9), clock.now_ns)
+    engine = Engine(queue, clock, slots=4, step_s=0.02, row_s=0.0)
+    for number in range(8):
+        engine.submit(number, 100, 100)
+    for _ in range(50):
+        engine.step()
+    before_s = refusal(queue).retry_after_s
+    for number in range(4):
+        queue.ended(number, 50, "cancelled")
+    clock.ns += 120 * SECOND  # nobody who was told to come back is awaited any more
+    assert refusal(queue).retry_after_s == pytest.approx(before_s)
