@@ -62,7 +62,7 @@ class ServerConfig:
     max_tenant_tokens: int | None = setting("most prompt tokens of one tenant waiting", None)
     max_inflight_bytes: int = setting("most bytes of request bodies held at once", 256 * 2**20)
     max_connections: int = setting("most connections open at once", 4096)
-    max_connections_per_address: int = setting("most of them from one address", 1024)
+    max_connections_per_address: int = setting("most of them from one address", 2048)
     keep_alive_s: float = setting("seconds a connection may stay open between requests", 30.0)
     header_bytes_max: int = setting("most bytes of a request's head", 32 * 1024)
     header_deadline_s: float = setting("seconds a request's head may take to arrive", 10.0)
