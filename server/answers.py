@@ -109,9 +109,15 @@ class ChunkWriter:
         self._head = head
 
     def text(
-        self, text: str, tokens: list[int], usage: Usage, logprobs: dict[str, Any] | None = None
+        self,
+        text: str,
+        tokens: list[int],
+        usage: Usage | None,
+        logprobs: dict[str, Any] | None = None,
     ) -> bytes:
         """Return the chunk of a piece of text, the role before the first.
+
+        `usage` is only looked at where each chunk carries it.
 
         Nothing when there is no text, nor tokens or logprobs to tell.
         """
@@ -134,7 +140,7 @@ class ChunkWriter:
             )
         )
 
-    def finish(self, reason: str, usage: Usage) -> bytes:
+    def finish(self, reason: str, usage: Usage | None) -> bytes:
         """Return the chunk that ends the choice."""
         empty: dict[str, Any] = {"delta": {}} if self._style.endpoint == "chat" else {"text": ""}
         choice = {"index": self._index} | empty | {"logprobs": None, "finish_reason": reason}

@@ -98,20 +98,26 @@ class GenerationResponse(Response):
 
     async def _stream_choice(self, send: Send, choice: Choice) -> None:
         prompt = choice.sequence.submission.prompt
-        writer = ChunkWriter(self._generation.job.style, choice.index, prompt)
+        style = self._generation.job.style
+        writer = ChunkWriter(style, choice.index, prompt)
         while choice.finish_reason is None:
             piece = await self._take(choice)
-            usage = Usage(
-                prompt_tokens=len(prompt),
-                completion_tokens=choice.output_tokens,
-                cached_tokens=choice.sequence.cached_tokens,
-            )
+            usage = self._usage_of(choice) if style.continuous_usage else None
             logprobs = self._shown(piece.scores) if piece.scores else None
             chunk = writer.text(piece.text, piece.tokens, usage, logprobs)
             if choice.finish_reason is not None:
                 chunk += writer.finish(choice.finish_reason, usage)
             if chunk:
                 await self._write(send, choice, chunk)
+
+    @staticmethod
+    def _usage_of(choice: Choice) -> Usage:
+        """Return the tokens of one choice so far."""
+        return Usage(
+            prompt_tokens=len(choice.sequence.submission.prompt),
+            completion_tokens=choice.output_tokens,
+            cached_tokens=choice.sequence.cached_tokens,
+        )
 
     async def _write(self, send: Send, choice: Choice, chunk: bytes) -> None:
         began = choice.writing_since_ns = self._clock.now_ns()

@@ -133,6 +133,7 @@ def test_json_is_taken_for_what_it_is(server: Server) -> None:
 def test_naughty_strings_come_out_as_they_went_in(
     server: Server, backend: Backend, naughty: list[str]
 ) -> None:
+    naughty = naughty[::2]
     counts = [len(backend.encode(text).ids) for text in naughty]
     bodies = [
         {"prompt": text, "max_tokens": count, "user": text}
@@ -148,7 +149,7 @@ def test_naughty_strings_stop_a_text_where_they_stand(
     server: Server, backend: Backend, naughty: list[str]
 ) -> None:
     bodies, want = [], []
-    for text in naughty[::2]:
+    for text in naughty[1::4]:
         if len(text) <= STOP_CHARS_MAX:
             whole = f"ab {text}{text} cd"
             count = len(backend.encode(whole).ids)

@@ -83,7 +83,7 @@ def cases(server: Server, folder: Path, examples: int, phases: str) -> int:
 
 
 def test_schemathesis_finds_nothing(server: Server, tmp_path: Path) -> None:
-    assert cases(server, tmp_path, 15, "fuzzing") > 100
+    assert cases(server, tmp_path, 10, "fuzzing") > 80
     server.wait_idle()
 
 
