@@ -58,5 +58,7 @@ def read_stacks(folder: Path) -> str:
     try:
         with (folder / STACKS_FILE).open("rb") as file:
             return file.read(STACKS_BYTES_MAX).decode("utf-8", "replace")
-    except FileNotFoundError:
+    except (
+        OSError
+    ):  # it never came so far, or no file can be opened: the death is told all the same
         return ""

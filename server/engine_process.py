@@ -71,7 +71,6 @@ class EngineProcess:
     def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]", config: EngineConfig) -> None:
         # Only this user may enter the folder, so nobody else can reach the engine's sockets.
         self.folder = Path(tempfile.mkdtemp(prefix="iterscope-"))
-        self.pulse = Pulse(self.folder)
         self._config = config
         self.channels = Channels(
             commands=context.socket(zmq.PUSH),
@@ -85,6 +84,11 @@ class EngineProcess:
         self.channels.control.bind(self._address("control"))
         self.channels.records.bind(self._address("records"))
         self._process: multiprocessing.process.BaseProcess | None = None
+        try:
+            self.pulse = Pulse(self.folder)
+        except OSError:
+            self.close()
+            raise
 
     def _address(self, name: str) -> str:
         return f"ipc://{self.folder / name}"
