@@ -107,6 +107,8 @@ def _spans(source: Source, text: str) -> list[Span]:
     else:
         found = [run for run in runs if run.run_id == text]
         found = found or [run for run in runs if run.run_id.startswith(text)]
+    if not found and text in WORDS:
+        raise BadRange(f"there is no {text!r} run; on record is only {runs[-1].run_id}")
     if len(found) != 1:
         what = "several runs begin with" if found else "there is neither a file nor a run"
         raise BadRange(f"{what} {text!r}; on record: {', '.join(run.run_id for run in runs[-5:])}")

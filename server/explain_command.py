@@ -58,7 +58,9 @@ def _explained(source: Source, asked: str) -> dict[str, Any] | None:
 
 def _ask_server(url: str, api_key: str | None, asked: str) -> dict[str, Any] | None:
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-    address = f"{url.rstrip('/')}/v1/requests/{quote(asked, safe='')}"
+    # An id of dots alone would be taken for a step up the path.
+    name = quote(asked, safe="").replace(".", "%2E")
+    address = f"{url.rstrip('/')}/v1/requests/{name}"
     try:
         response = httpx.get(address, headers=headers, timeout=ANSWER_S, trust_env=False)
         body: dict[str, Any] = response.json()

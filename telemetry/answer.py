@@ -22,6 +22,8 @@ import duckdb
 import msgspec
 
 SQL_CHARACTERS_MAX = 100_000
+MESSAGE_CHARACTERS_MAX = 2000
+"""Of an error: the database lists every parameter too many by name."""
 FETCH_ROWS_MAX = 1000
 FETCH_BYTES = 2**20
 """What a fetch aims at, by the rows seen so far: a wide row is a large object."""
@@ -218,6 +220,8 @@ def _csv_cell(value: Any) -> Any:
 def _explained(error: duckdb.Error, sql: str) -> QueryError:
     text = str(error)
     first = text.partition("\n\nLINE ")[0]
+    if len(first) > MESSAGE_CHARACTERS_MAX:
+        first = first[:MESSAGE_CHARACTERS_MAX] + "..."
     return QueryError(without_paths(first), _position(text, sql))
 
 

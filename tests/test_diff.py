@@ -268,6 +268,12 @@ def test_the_command_refuses_what_is_not_there(file: Path, capsys: Any) -> None:
     assert main(["diff", "last", "last", "--file", "nowhere.duckdb"]) == 1
 
 
+def test_one_run_has_no_previous(tmp_path: Path, capsys: Any) -> None:
+    path = write_file(tmp_path / "one.duckdb", placed(noisy_run(1, requests=5), "run-1"))
+    assert main(["diff", "previous", "last", "--file", str(path)]) == 2
+    assert "there is no 'previous' run; on record is only run-1" in capsys.readouterr().err
+
+
 # ---- the long proof
 
 

@@ -197,6 +197,18 @@ def test_an_unknown_id_is_a_404(server: Server) -> None:
     assert b"no request 'nobody'" in refused.stderr
 
 
+def test_an_id_of_dots_is_found_like_any_other(server: Server) -> None:
+    for name in (".", ".."):
+        body = {"prompt": ids(5), "max_tokens": 1}
+        post(server, "/v1/completions", body, **{"X-Request-Id": name})
+        found = subprocess.run(
+            [ITERSCOPE, "explain", name, "--url", server.url, "--json"],
+            capture_output=True,
+            check=True,
+        )
+        assert json.loads(found.stdout)["external_id"] == name
+
+
 def test_a_live_request_is_explained_so_far(server: Server) -> None:
     connection = raw_request(server, {"prompt": ids(8), "max_tokens": 1500, "ignore_eos": True})
     try:

@@ -164,6 +164,33 @@ def test_a_second_engine_tells_of_a_death_that_is_not_on_record(tmp_path: Path) 
 # ---- what a live server or an honest hole must not be blamed for
 
 
+def test_a_request_lost_with_its_server_did_not_wait_while_it_ran(tmp_path: Path) -> None:
+    """The next server writes such an end: it knows the first step, not the admission."""
+    far_ns = 100 * 10**9
+    lost = {"admitted_at_ns": None, "prefill_finished_at_ns": None, "first_token_at_ns": None}
+    ends = {"decided_at_ns": far_ns, "freed_at_ns": None, "released_at_ns": far_ns}
+    records = [
+        samples.run(),
+        *(samples.start(request) for request in (1, 2)),
+        samples.end(2),
+        samples.end(1, finish="error", **lost, **ends),
+    ]
+    assert on_file(tmp_path, records, "starvation") == []
+    with duckdb.connect(tmp_path / "one.duckdb", read_only=True) as connection:
+        waited = {row["request_id"]: row["waited_ms"] for row in found(connection, "longest_waits")}
+    assert waited == {"req-1": 0.0, "req-2": 0.0}
+
+
+def test_the_recorders_word_of_a_crash_is_no_second_fault(tmp_path: Path) -> None:
+    told = [
+        samples.fault(fault_at_ns=6, where="flight recorder", error=error)
+        for error in ("crash: engine process: the engine died", "stall: no progress for 20 s")
+    ]
+    records = [*plain_run(), samples.fault(fault_at_ns=5), *told]
+    (row,) = on_file(tmp_path, records, "survived_faults")
+    assert row["error"] == told[1].error
+
+
 def test_a_request_that_still_runs_is_no_breach_until_it_is_far_too_old(tmp_path: Path) -> None:
     records = [*plain_run(), samples.start(9, arrived_at_ns=5_000_000)]
     assert on_file(tmp_path, records, "one_end") == []

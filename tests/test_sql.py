@@ -245,6 +245,12 @@ def test_wrong_parameters_and_endless_text_are_errors_not_faults(history: Histor
             history.queries.run(sql, parameters)
 
 
+def test_an_error_that_lists_each_of_many_parameters_stays_short(history: History) -> None:
+    with pytest.raises(QueryError, match="Parameter argument/count mismatch") as error:
+        history.queries.run("SELECT 1 WHERE $1 = 1", [1] * 10_000)
+    assert len(str(error.value)) < 3000
+
+
 def test_wall_clock_is_utc_whatever_the_host_says(tmp_path: Path) -> None:
     code = (
         "import sys; from telemetry.bus import Bus; from telemetry.config import TelemetryConfig\n"

@@ -65,7 +65,9 @@ life AS (
          (d.last_write_at_ns - d.first_write_at_ns) / 1e6
            / nullif(greatest(e.output_tokens - 1, 0), 0) AS tpot_ms,
          (coalesce(d.last_write_at_ns, e.released_at_ns) - e.received_at_ns) / 1e6 AS e2e_ms,
-         (coalesce(e.admitted_at_ns, e.decided_at_ns) - e.arrived_at_ns) / 1e6 AS waited_ms
+         -- An end that the next server wrote has no admission, but the first step with its tokens.
+         greatest(0, coalesce(e.admitted_at_ns, e.first_scheduled_at_ns, e.decided_at_ns)
+           - e.arrived_at_ns) / 1e6 AS waited_ms
   FROM request_end e
   JOIN span s ON e.run_id = s.run_id AND e.released_at_ns >= s.begin_ns
     AND e.released_at_ns < s.end_ns

@@ -9,7 +9,8 @@
 -- parameter: overtaken_min integer 1..1000000 = 1; how many must have gone first
 WITH opened AS (
   SELECT s.run_id, s.request, s.request_id, s.tenant, s.priority, s.arrived_at_ns,
-         e.admitted_at_ns, e.decided_at_ns, e.request IS NULL AS is_open
+         coalesce(e.admitted_at_ns, e.first_scheduled_at_ns) AS admitted_at_ns, e.decided_at_ns,
+         e.request IS NULL AS is_open
   FROM request_start s
   JOIN span w ON w.run_id = s.run_id AND s.arrived_at_ns < w.end_ns
   LEFT JOIN request_end e ON e.run_id = s.run_id AND e.request = s.request

@@ -9,6 +9,8 @@ WITH fallen AS (
   FROM fault f JOIN span w ON w.run_id = f.run_id AND f.fault_at_ns >= w.begin_ns
     AND f.fault_at_ns < w.end_ns
   WHERE f."where" NOT IN ('engine process', 'engine loop', 'engine start')
+    -- What the recorder says of a crash repeats the fault that made it record.
+    AND NOT (f."where" = 'flight recorder' AND starts_with(f.error, 'crash: '))
 ), grouped AS (
   SELECT run_id, "where", error, count(*) AS faults, min(at_unix_us) AS first_at_unix_us,
          max(at_unix_us) AS last_at_unix_us, min(step) AS first_step

@@ -7,7 +7,7 @@
 -- parameter: requests integer 1..1000 = 10; how many requests to show
 WITH longest AS (
   SELECT run_id, request, request_id, tenant, at_unix_us, waited_ms, arrived_at_ns,
-         coalesce(admitted_at_ns, decided_at_ns) AS until_ns
+         coalesce(admitted_at_ns, first_scheduled_at_ns, decided_at_ns) AS until_ns
   FROM ended ORDER BY waited_ms DESC, at_unix_us LIMIT $requests
 ), part AS (
   SELECT l.run_id, l.request, i.admission_stop AS reason, i.admission_blocker AS head,
