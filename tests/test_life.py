@@ -139,7 +139,8 @@ def test_what_outlasts_the_drain_gets_a_last_event(tmp_path: Path, model: Path) 
         (["--drain-s", "0.1"], 1, "drain"),
         (["--drain-s", "60"], 2, "shutdown"),
     ):
-        with serving(tmp_path, model, *flags) as server, ThreadPoolExecutor(2) as pool:
+        # The pool is left last: a server that is gone lets its readers go.
+        with ThreadPoolExecutor(2) as pool, serving(tmp_path, model, *flags) as server:
             watching = pool.submit(watch, server)
             text = pool.submit(stream, server, LONG | {"n": 4})
             server.wait(lambda server=server: running(server))
