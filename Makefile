@@ -35,7 +35,7 @@ run: $(INSTALLED) demo-model  ## install, fetch the demo model, serve on 127.0.0
 test: tools-test $(INSTALLED_TEST) demo-model-tested  ## install and run every test not marked soak (ARGS="tests/test_x.py ...")
 	@echo "== Testing"
 	@node --test --test-reporter=spec dashboard/tests/*.test.js
-	@$(PY) -m pytest -m "not soak" -n 4 --dist loadfile -rs $(ARGS)
+	@$(PY) -m pytest -m "not soak" -n 2 --dist loadfile -rs $(ARGS)
 
 .PHONY: check
 check: tools-check $(INSTALLED_TEST)  ## formatting, lint, types, JavaScript syntax
