@@ -24,6 +24,7 @@ from telemetry.spans import LIES_IN, Page, Span
 
 FOLDER_NAME = "incidents"
 STAGED = ".staged"
+ASKED = "-asked"
 NOTING = "noting"
 """Alias of a file while its reason is put in; one at a time in a database."""
 
@@ -136,9 +137,16 @@ def remove_leftovers(folder: Path) -> None:
 
 
 def keep_within(folder: Path, *, files_max: int, bytes_max: int) -> list[Path]:
-    """Delete the oldest files above either bound, but never the newest; return them."""
+    """Delete the oldest files above either bound, but never the newest; return them.
+
+    What somebody asked for goes before what an alarm made: its asker has a copy. A quarter of the
+    places is for the newest of either kind, since they may still be on their way to their askers.
+    """
     kept, total, gone = 0, 0, []
-    for path in reversed(incident_files(folder)):
+    files = incident_files(folder)[::-1]
+    new = max(1, files_max // 4)
+    alarms_first = sorted(files[new:], key=lambda path: path.stem.endswith(ASKED))
+    for path in [*files[:new], *alarms_first]:
         kept, total = kept + 1, total + path.stat().st_size
         if kept > 1 and (kept > files_max or total > bytes_max):
             path.unlink(missing_ok=True)

@@ -341,6 +341,10 @@ def test_the_folder_keeps_a_few_files_and_a_few_bytes_but_always_the_newest(tmp_
     assert [path.name[5] for path in incident_files(tmp_path)] == ["3", "4"]
     keep_within(tmp_path, files_max=1, bytes_max=1)
     assert [path.name[5] for path in incident_files(tmp_path)] == ["4"]
+    for name in ("5-asked", "6-crash", "7-asked", "8-asked"):
+        (folder / f"2026-{name}.duckdb").write_bytes(b"x")
+    keep_within(tmp_path, files_max=3, bytes_max=1000)
+    assert [path.name[5] for path in incident_files(tmp_path)] == ["4", "6", "8"]
 
 
 def test_a_recording_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: Any) -> None:
