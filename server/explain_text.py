@@ -86,7 +86,8 @@ def _waterfall(body: Facts) -> Iterator[str]:
 
 
 def _named(part: Facts) -> Iterator[str]:
-    word = "behind" if part["cause"].startswith("queue_") else "for"
+    waits = part["cause"].startswith("queue_") or part["cause"] == "step_boundary"
+    word = "behind" if waits else "for"
     if part["cause"].startswith("neighbour_"):
         word = "by"
     for one in part["requests"][:NAMED_SHOWN]:

@@ -207,8 +207,7 @@ class _Walker:
         elif self._state == "waiting":
             cause = waits_for(tile.admission_stop)
             charge[cause] = charge.get(cause, 0) + high - low
-            if cause != "step_boundary":
-                self._behind[-1] = (cause, tile.admission_blocker)
+            self._behind[-1] = (cause, tile.admission_blocker)
         else:
             until = min(high, max(low, self._limits.cut))
             if high > until:
@@ -262,12 +261,23 @@ class _Walker:
         )
 
     def _named_waits(self) -> dict[str, dict[int, tuple[int, float]]]:
+        """Return who is behind each wait: those before it in line, else those in the batch.
+
+        The first in line is its own blocker: what it lacks is held by those that run, and before
+        its first step it is their step that it waits for. They are named in equal parts.
+        """
         named: dict[str, dict[int, tuple[int, float]]] = {}
-        for (cause, whom), charge in zip(self._behind, self._charges, strict=True):
-            if whom is not None and whom != self._request:
-                found = named.setdefault(cause, {})
-                _, ns = found.get(whom, (0, 0.0))
-                found[whom] = (0, ns + charge[cause])
+        for tile, (cause, whom), charge in zip(
+            self._tiles, self._behind, self._charges, strict=True
+        ):
+            if not cause:
+                continue
+            ahead = [whom] if whom not in (None, self._request) else tile.requests
+            found = named.setdefault(cause, {})
+            for other in ahead:
+                assert other is not None
+                _, ns = found.get(other, (0, 0.0))
+                found[other] = (0, ns + charge.get(cause, 0) / len(ahead))
         return named
 
     def _divide(

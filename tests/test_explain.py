@@ -161,6 +161,21 @@ def test_a_fold_that_falls_behind_the_ring_tells_no_guess() -> None:
     assert unexplained
 
 
+def test_the_first_in_line_waits_for_those_that_run() -> None:
+    """Nobody stands before it: the slots it lacks are A's and B's, named in equal parts."""
+    simulation, emit = published(kv_blocks=32, max_num_seqs=2)
+    for name in "AB":
+        simulation.add(name, 8, 12)
+    simulation.step()
+    simulation.add("W", 8, 2)
+    simulation.drain()
+    case, life = walked(emit.bus, "req-W")
+    held = life.named["queue_seqs"]
+    assert {case.names[request] for request in held} == {"req-A", "req-B"}
+    first, second = (one.ns for one in held.values())
+    assert first == second == life.totals()["queue_seqs"] / 2
+
+
 @pytest.mark.parametrize("batching", BATCHING_MODES)
 def test_loop_depth_2_in_every_mode(batching: str) -> None:
     simulation, emit = published(depth=2, batching=batching, kv_blocks=16)
