@@ -48,6 +48,9 @@ def record(server: Server, body: Any) -> httpx.Response:
 
 
 def test_the_command_gets_a_file_from_a_running_server(server: Server, tmp_path: Path) -> None:
+    # Causes are folded a moment after the ends are on record.
+    told = {"sql": "SELECT count(*) FROM request_share"}
+    server.wait(lambda: server.post("/telemetry/sql", told).json()["rows"] == [[6]])
     for number, flags in enumerate((("--url", server.url), ("--history", str(history_of(server))))):
         target = tmp_path / f"{number}.duckdb"
         asked = ("--last", "5m", "--detail", "a test", *flags)
