@@ -9,7 +9,9 @@ import argparse
 import asyncio
 import sys
 from collections.abc import Callable
+from importlib import import_module
 from importlib.metadata import version
+from types import MappingProxyType
 
 from engine.config import ConfigError
 from engine.spec import SpecError
@@ -24,10 +26,25 @@ from server.config import (
 from server.config_file import as_toml, read_settings
 from server.log import configure
 
+COMMANDS = MappingProxyType(
+    {
+        "sql": "ask the history one SELECT",
+        "explain": "say where every millisecond of a request went",
+        "lint": "find what is wrong; exit code 1 if anything is",
+        "record": "copy a range of the record into one file",
+        "export": "write a range of the record as a Perfetto trace",
+        "diff": "compare two runs, windows or files",
+        "history": "what a history holds; its way into Parquet",
+        "doctor": "what is here, what auto chooses, what is wrong",
+    }
+)
+"""Commands beside `serve`; server/NAME_command.py has add_NAME_flags and run_NAME_command."""
+
 
 def main(arguments: list[str] | None = None) -> int:
     """Run one command; returns 0, 1 (it failed while running) or 2 (misuse, cannot start)."""
-    flags = build_parser().parse_args(arguments)
+    given = sys.argv[1:] if arguments is None else arguments
+    flags = build_parser(given[0] if given else None).parse_args(given)
     run: Callable[[argparse.Namespace], int] = flags.run
     try:
         return run(flags)
@@ -37,17 +54,11 @@ def main(arguments: list[str] | None = None) -> int:
         return 130
 
 
-def build_parser() -> argparse.ArgumentParser:
-    """Return the parser of all commands; `run` of the parsed flags is what to call with them."""
-    from server.diff_command import add_diff_flags, run_diff_command  # noqa: PLC0415
-    from server.doctor_command import add_doctor_flags, run_doctor_command  # noqa: PLC0415
-    from server.explain_command import add_explain_flags, run_explain_command  # noqa: PLC0415
-    from server.export_command import add_export_flags, run_export_command  # noqa: PLC0415
-    from server.history_command import add_history_flags, run_history_command  # noqa: PLC0415
-    from server.lint_command import add_lint_flags, run_lint_command  # noqa: PLC0415
-    from server.record_command import add_record_flags, run_record_command  # noqa: PLC0415
-    from server.sql_command import add_sql_flags, run_sql_command  # noqa: PLC0415
+def build_parser(chosen: str | None = None) -> argparse.ArgumentParser:
+    """Return the parser of all commands; `run` of the parsed flags is what to call with them.
 
+    Only the chosen command is imported, and knows its flags: a server need not load what asks one.
+    """
     parser = Parser("iterscope", description="Continuous batching you can see.")
     parser.add_argument("--version", action="version", version=f"iterscope {version('iterscope')}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
@@ -58,30 +69,12 @@ def build_parser() -> argparse.ArgumentParser:
         "--print-config", action="store_true", help="print the settings as TOML, and end"
     )
     serve.set_defaults(run=_serve)
-    sql = commands.add_parser("sql", help="ask the history one SELECT")
-    add_sql_flags(sql)
-    sql.set_defaults(run=run_sql_command)
-    explain = commands.add_parser("explain", help="say where every millisecond of a request went")
-    add_explain_flags(explain)
-    explain.set_defaults(run=run_explain_command)
-    lint = commands.add_parser("lint", help="find what is wrong; exit code 1 if anything is")
-    add_lint_flags(lint)
-    lint.set_defaults(run=run_lint_command)
-    record = commands.add_parser("record", help="copy a range of the record into one file")
-    add_record_flags(record)
-    record.set_defaults(run=run_record_command)
-    export = commands.add_parser("export", help="write a range of the record as a Perfetto trace")
-    add_export_flags(export)
-    export.set_defaults(run=run_export_command)
-    diff = commands.add_parser("diff", help="compare two runs, windows or files")
-    add_diff_flags(diff)
-    diff.set_defaults(run=run_diff_command)
-    history = commands.add_parser("history", help="what a history holds; its way into Parquet")
-    add_history_flags(history)
-    history.set_defaults(run=run_history_command)
-    doctor = commands.add_parser("doctor", help="what is here, what auto chooses, what is wrong")
-    add_doctor_flags(doctor)
-    doctor.set_defaults(run=run_doctor_command)
+    for name, meaning in COMMANDS.items():
+        command = commands.add_parser(name, help=meaning)
+        if name == chosen:
+            module = import_module(f"server.{name}_command")
+            getattr(module, f"add_{name}_flags")(command)
+            command.set_defaults(run=getattr(module, f"run_{name}_command"))
     return parser
 
 

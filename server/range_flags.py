@@ -7,7 +7,8 @@ them. Instants are UTC unless they name a zone, as in every answer of ours. Open
 import argparse
 
 from server.source import Source
-from telemetry.spans import BadRange, Span, TimeRange, instant_us, length_us, spans_of
+from telemetry import spans
+from telemetry.spans import Span, TimeRange, spans_of
 
 
 def add_range_flags(parser: argparse.ArgumentParser) -> None:
@@ -27,14 +28,7 @@ def add_range_flags(parser: argparse.ArgumentParser) -> None:
 
 def range_of(args: argparse.Namespace) -> TimeRange:
     """Return the range that the parsed flags ask for; raises BadRange."""
-    if args.last and args.since:
-        raise BadRange("--last and --from exclude each other")
-    return TimeRange(
-        from_unix_us=instant_us(args.since) if args.since else None,
-        to_unix_us=instant_us(args.until) if args.until else None,
-        last_us=length_us(args.last) if args.last else None,
-        run_id=args.run_id,
-    )
+    return spans.range_of(last=args.last, since=args.since, until=args.until, run_id=args.run_id)
 
 
 def spans_in(source: Source, asked: TimeRange) -> list[Span]:

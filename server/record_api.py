@@ -23,7 +23,7 @@ from telemetry.database import HistoryUnavailable
 from telemetry.incidents import Note, incident_files
 from telemetry.recorder import RecorderBusy
 from telemetry.segments import Stopped
-from telemetry.spans import BadRange, TimeRange, instant_us, length_us
+from telemetry.spans import BadRange, range_of
 
 DETAIL_CHARACTERS_MAX = 500
 FILE_TYPE = "application/vnd.duckdb"
@@ -52,7 +52,8 @@ async def record(request: Request) -> Response:
     )
     recorder = context_of(request).recorder
     try:
-        path = await asyncio.wrap_future(recorder.record(_range(body), note))
+        asked = range_of(last=body.last, since=body.since, until=body.until, run_id=body.run_id)
+        path = await asyncio.wrap_future(recorder.record(asked, note))
     except BadRange as error:
         raise invalid("last", str(error)) from error
     except RecorderBusy as error:
@@ -76,17 +77,6 @@ record_routes = (
     Route("/telemetry/record", record, methods=["POST"]),
     Route("/telemetry/incidents", incidents, methods=["GET"]),
 )
-
-
-def _range(body: RecordRequest) -> TimeRange:
-    if body.last and body.since:
-        raise BadRange("last and from exclude each other")
-    return TimeRange(
-        from_unix_us=instant_us(body.since) if body.since else None,
-        to_unix_us=instant_us(body.until) if body.until else None,
-        last_us=length_us(body.last) if body.last else None,
-        run_id=body.run_id,
-    )
 
 
 def _listed(folder: str) -> list[dict[str, object]]:

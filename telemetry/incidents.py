@@ -6,7 +6,6 @@ record` on a folder or a file. A file is a segment of its own: whatever opens a 
 Must never leave half a file under its name.
 """
 
-import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -19,7 +18,7 @@ import duckdb
 
 from telemetry.catalog import attach, detach, literal
 from telemetry.schema import quoted, tables
-from telemetry.segments import SUFFIX, Segment, write_segment
+from telemetry.segments import SUFFIX, Segment, sync, write_segment
 from telemetry.spans import LIES_IN, Page, Span
 
 FOLDER_NAME = "incidents"
@@ -77,7 +76,7 @@ def write_record(
         with suppress(OSError):
             staged.unlink(missing_ok=True)
         raise
-    _sync(path.parent)
+    sync(path.parent)
     return segment
 
 
@@ -152,12 +151,3 @@ def keep_within(folder: Path, *, files_max: int, bytes_max: int) -> list[Path]:
             path.unlink(missing_ok=True)
             gone.append(path)
     return gone
-
-
-def _sync(folder: Path) -> None:
-    """Wait until the names in a folder are on the disk."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -131,9 +131,9 @@ def write_segment(
             segment = read_segment(connection, partial, writing)
         finally:
             _give_up(connection, writing)
-        _sync(partial)
+        sync(partial)
         partial.rename(path)
-        _sync(path.parent)
+        sync(path.parent)
     except BaseException:
         with suppress(OSError):
             _remove(partial)
@@ -310,7 +310,7 @@ def _reaches(connection: duckdb.DuckDBPyConnection, alias: str) -> dict[str, Rea
     }
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
     """Wait until a file, or the names in a folder, are on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:

@@ -91,6 +91,20 @@ def instant_us(text: str) -> int:
     return since // timedelta(microseconds=1)
 
 
+def range_of(
+    *, last: str | None, since: str | None, until: str | None, run_id: str | None
+) -> TimeRange:
+    """Return the range that these texts ask for; raises BadRange."""
+    if last and since:
+        raise BadRange("last and from exclude each other")
+    return TimeRange(
+        from_unix_us=instant_us(since) if since else None,
+        to_unix_us=instant_us(until) if until else None,
+        last_us=length_us(last) if last else None,
+        run_id=run_id,
+    )
+
+
 def window_of(text: str, *, now_unix_us: int) -> TimeRange:
     """Return the range of `FROM/TO`, each an instant, a time ago such as `15m`, or `now`."""
     since, _, until = text.partition("/")

@@ -44,6 +44,13 @@ def still_answers(server: Server) -> None:
     assert complete(server, {"prompt": [5, 6, 7], "max_tokens": 2})["usage"]["total_tokens"] == 5
 
 
+def settle(server: Server) -> None:
+    """Wait until a server that a test has used is as idle as before it, and answers."""
+    server.wait(lambda: not in_flight(server))
+    server.wait_idle()
+    still_answers(server)
+
+
 def ids(count: int) -> list[int]:
     return [3 + index % 256 for index in range(count)]
 

@@ -15,7 +15,7 @@ import httpx
 import pytest
 
 from tests import tiny
-from tests.api import HELLO, LONG, in_flight, post, raw_request, still_answers
+from tests.api import HELLO, LONG, in_flight, post, raw_request, settle
 from tests.servers import Server, serving
 
 HEAD_S, BODY_S, KEEP_S = 0.6, 0.8, 0.5
@@ -41,8 +41,7 @@ def running_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]
 @pytest.fixture
 def server(running_server: Server) -> Iterator[Server]:
     yield running_server
-    running_server.wait(lambda: not in_flight(running_server))
-    still_answers(running_server)
+    settle(running_server)
     assert "Traceback" not in running_server.log
 
 

@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from tests import tiny
-from tests.api import in_flight, post, raw_request
+from tests.api import in_flight, post, raw_request, settle
 from tests.servers import WAIT_S, Server, serving
 
 SLOTS, QUEUED = 2, 6
@@ -36,8 +36,7 @@ def running_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]
 @pytest.fixture
 def server(running_server: Server) -> Iterator[Server]:
     yield running_server
-    running_server.wait(lambda: not in_flight(running_server))
-    running_server.wait_idle()
+    settle(running_server)
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ import httpx
 import pytest
 
 from tests import tiny
-from tests.api import complete, ids, post, raw_request, still_answers
+from tests.api import complete, ids, post, raw_request, settle
 from tests.servers import Server, serving
 
 BLOCK, BLOCKS, MODEL_LEN = 16, 64, 1024
@@ -35,8 +35,7 @@ def running_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]
 @pytest.fixture
 def server(running_server: Server) -> Iterator[Server]:
     yield running_server
-    still_answers(running_server)
-    running_server.wait_idle()
+    settle(running_server)
 
 
 async def together(server: Server, bodies: list[dict[str, Any]]) -> list[httpx.Response]:

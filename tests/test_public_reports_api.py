@@ -16,7 +16,7 @@ import openai
 import pytest
 
 from tests import tiny
-from tests.api import complete, events, post, raw_request, still_answers
+from tests.api import complete, events, post, raw_request, settle
 from tests.servers import Server, serving
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
@@ -34,8 +34,7 @@ def running_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]
 @pytest.fixture
 def server(running_server: Server) -> Iterator[Server]:
     yield running_server
-    still_answers(running_server)
-    running_server.wait_idle()
+    settle(running_server)
 
 
 @pytest.fixture

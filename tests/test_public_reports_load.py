@@ -16,7 +16,7 @@ import httpx
 import pytest
 
 from tests import tiny
-from tests.api import LONG, complete, ids, in_flight, post, raw_request, still_answers
+from tests.api import LONG, complete, ids, in_flight, post, raw_request, settle
 from tests.children import status_kb
 from tests.servers import Server, serving
 from tests.test_connections import HOST, POST, connect, rest_of, status_of
@@ -40,9 +40,7 @@ def running_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]
 @pytest.fixture
 def server(running_server: Server) -> Iterator[Server]:
     yield running_server
-    running_server.wait(lambda: not in_flight(running_server))
-    running_server.wait_idle()
-    still_answers(running_server)
+    settle(running_server)
 
 
 def sql(server: Server, query: str) -> list[list[Any]]:
