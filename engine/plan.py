@@ -38,7 +38,7 @@ class Plan:
     output_indices[i] (0 for the first token after the prompt). block_tables are the pool's live
     lists: read them before the next plan is made. epochs count a sequence's preemptions when it
     was planned, so that a late result is recognised. groups name each row's line, for policies
-    that account by it, else empty. histories are those of rows whose sampling is not plain. The
+    that account by it. histories are those of rows whose sampling is not plain. The
     idle columns are rows that a fixed batch keeps after their end: one token each at its old
     position, computed after all others and never sampled. `rows` and
     `reserved` are the scheduler's own, for its commit.

@@ -14,7 +14,7 @@ import msgspec
 from rich.text import Text
 
 from server.named_flags import add_parameter_flag, pairs_of, readable
-from server.range_flags import add_range_flags, range_of
+from server.range_flags import add_range_flags, range_of, spans_in
 from server.source import NoAnswer, Source, add_source_flags, source_of
 from server.terminal import ANSWERED, MISUSE, WRONG, open_console, refuse, show_answer
 from telemetry.answer import Answer
@@ -41,14 +41,17 @@ def add_lint_flags(parser: argparse.ArgumentParser) -> None:
 def run_lint_command(args: argparse.Namespace) -> int:
     """Run the lints; 0 when nothing is wrong, 1 when something is or nobody answers, 2 misuse."""
     try:
-        lints = bind_lints(args.names, window_of(range_of(args)), pairs_of(args.parameters))
+        asked = range_of(args)
+        lints = bind_lints(args.names, window_of(asked), pairs_of(args.parameters))
     except (BadRange, ParameterError) as error:
         return refuse(f"lint: {error}", MISUSE)
     try:
         with source_of(args) as source:
+            if asked.from_unix_us or asked.to_unix_us:
+                spans_in(source, asked)  # a range without a record is not a healthy one
             findings = _run(source, lints, args.run_id)
             name = source.name
-    except NoAnswer as error:
+    except (NoAnswer, BadRange) as error:
         return refuse(str(error), WRONG)
     if args.json:
         _print_json(name, lints, findings)

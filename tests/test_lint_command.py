@@ -210,3 +210,12 @@ def test_misuse_of_a_named_query_is_2(
 ) -> None:
     assert sql(*arguments, "--url", "http://127.0.0.1:9") == MISUSE
     assert message in capsys.readouterr().err
+
+
+def test_a_range_without_a_record_is_not_healthy(
+    files: dict[str, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert lint("--from", "2090-01-01", "--file", files["healthy"]) == WRONG
+    captured = capsys.readouterr()
+    assert "nothing on record" in captured.err
+    assert captured.out == ""
