@@ -163,6 +163,43 @@ def test_every_law_holds_in_sql(server: Server, texts: tuple[list[str], list[str
     assert (used, running, waiting) == (0, 0, 0)
 
 
+def assert_counts_agree(server: Server) -> None:
+    """SQL and recorded loss say what Prometheus says, and what the engine counted itself."""
+    ((kept, lost, steps),) = rows(
+        server.url,
+        """
+        SELECT sum(kept), sum(lost), sum(steps) FROM (
+          SELECT count(*) AS kept, sum(lost_before) AS lost, max(step) AS steps
+          FROM iteration GROUP BY run_id, generation)""",
+    )
+    assert kept + lost == steps, "the engine numbers its own steps"
+    assert kept == server.metric("iterscope_iterations_total")
+    ((seen, counted),) = rows(
+        server.url,
+        "SELECT (SELECT sum(len(preempted)) FROM iteration),"
+        " (SELECT sum(preemptions) FROM request_end)",
+    )
+    assert seen == counted == server.metric("vllm:num_preemptions_total")
+    for table, name in (("start", "accepted"), ("end", "ended")):
+        ((found,),) = rows(server.url, f"SELECT count(*) FROM request_{table}")
+        assert found == server.metric(f"iterscope_requests_{name}_total")
+    ((computed, output),) = rows(
+        server.url,
+        "SELECT sum(prompt_tokens) FILTER (prefill_finished_at_ns IS NOT NULL),"
+        " sum(output_tokens) FROM request_end",
+    )
+    assert computed == server.metric("vllm:prompt_tokens_total")
+    assert output == server.metric("vllm:generation_tokens_total")
+
+
+def test_sql_prometheus_and_the_engine_count_alike(
+    server: Server, texts: tuple[list[str], list[str]]
+) -> None:
+    del texts
+    assert_counts_agree(server)
+    assert server.metric("vllm:num_preemptions_total") > 0
+
+
 def test_a_client_that_leaves_frees_its_blocks_within_two_steps(
     server: Server, texts: tuple[list[str], list[str]]
 ) -> None:
@@ -255,6 +292,7 @@ def test_engine_killed_under_load(model: Path, tmp_path: Path) -> None:
         assert lost == [[True, True]] * 8, "the end does not tell what the iterations tell"
         assert rows(server.url, "SELECT count(DISTINCT generation) FROM run") == [[2]]
         assert_laws(server.url)
+        assert_counts_agree(server)
 
 
 def test_an_engine_that_cannot_be_started_is_tried_again(model: Path, tmp_path: Path) -> None:
