@@ -42,15 +42,15 @@ def check(scheduler: Scheduler) -> None:
 
 def check_cells(request: Request, block_tokens: int) -> None:
     """Raise AssertionError where the table tells another story than the sequence's own lists."""
-    cells = {name: column[request.slot] for name, column in request.table.cells.items()}
-    assert cells["read"] == len(request.tokens), request
-    assert cells["prompt"] == request.prompt_tokens, request
-    assert cells["room"] == len(request.blocks) * block_tokens, request
-    assert cells["decided"] == (request.finish is not None), request
-    assert cells["limit"] == (0 if request.finish else request.computed_max), request
+    cells, slot = request.table.cells, request.slot
+    assert cells["read"][slot] == len(request.tokens), request
+    assert cells["prompt"][slot] == request.prompt_tokens, request
+    assert cells["room"][slot] == len(request.blocks) * block_tokens, request
+    assert cells["decided"][slot] == (request.finish is not None), request
+    assert cells["limit"][slot] == (0 if request.finish else request.computed_max), request
     if request.finish is None:
         last = PLACEHOLDER if request.placeholders else request.tokens[-1]
-        assert cells["last"] == last, request
+        assert cells["last"][slot] == last, request
 
 
 def check_request(request: Request) -> None:
