@@ -241,7 +241,7 @@ def test_the_command_refuses_what_cannot_be(tmp_path: Path, capsys: Any) -> None
         (2, "--perfetto", ("-o", target, *file)),
         (2, "5x", ("--perfetto", "-o", target, "--last", "5x", *file)),
         (2, "instant", ("--perfetto", "-o", target, "--from", "soon", *file)),
-        (2, "--last and --from", ("--perfetto", "-o", target, "--last", "5m", "--from", "2026")),
+        (2, "exclude each other", ("--perfetto", "-o", target, "--last", "5m", "--from", "2026")),
         (1, "no run nobody", ("--perfetto", "-o", target, "--run", "nobody", *file)),
         (1, "newest record", ("--perfetto", "-o", target, "--from", "2036-01-01", *file)),
         (1, "cannot be written", ("--perfetto", "-o", str(tmp_path / "no" / "x"), *file)),
