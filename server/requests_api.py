@@ -66,7 +66,7 @@ async def explain_request(request: Request) -> Response:
     }
     body = await asyncio.to_thread(_explained, context, asked, deliveries)
     if body is None and live:
-        body = await asyncio.to_thread(_not_in_yet, live[-1], context.clock.now_ns())
+        body = await asyncio.to_thread(_not_in_yet, context, live[-1])
     if body is None:
         raise ApiError(404, "no request on record has this id", code="request_not_found")
     return Response(body, media_type="application/json")
@@ -104,7 +104,7 @@ def _older(context: Context, asked: str) -> Case | None:
         return None
 
 
-def _not_in_yet(generation: Generation, now_ns: int) -> bytes:
+def _not_in_yet(context: Context, generation: Generation) -> bytes:
     """Explain a request that is on its way to the engine: nothing of it is on record yet."""
     sequence, delivery = generation.deliveries()[0]
     submission = sequence.submission
@@ -114,7 +114,7 @@ def _not_in_yet(generation: Generation, now_ns: int) -> bytes:
         external_id=submission.external_id,
         parent_id=submission.parent_id,
         tenant=submission.tenant,
-        arrived_at_ns=now_ns,
+        arrived_at_ns=context.clock.now_ns(),
         prompt_tokens=len(submission.prompt),
         max_tokens=submission.max_tokens,
         priority=submission.priority,
@@ -122,9 +122,12 @@ def _not_in_yet(generation: Generation, now_ns: int) -> bytes:
         stream=submission.stream,
     )
     case = Case(
+        run_id=context.bus.run_id,
+        began_unix_us=None,
         start=start,
         end=None,
         delivery=delivery,
+        share=None,
         tiles=[],
         prior_step=None,
         names={},

@@ -17,6 +17,7 @@ from telemetry.records import (
     Iteration,
     RequestCause,
     RequestEnd,
+    RequestShare,
     RequestStart,
     StepModel,
     columns,
@@ -38,12 +39,15 @@ class Case:
 
     `matches` are the ids of all requests that the asked id names, newest first. `whole` says
     whether the iterations reach back to its arrival; `told` [ns by cause] is what was put on record
-    of it. names and prompts are by request.
+    of it. names and prompts are by request; `began_unix_us` is the wall clock at its run's zero.
     """
 
+    run_id: str
+    began_unix_us: int | None
     start: RequestStart
     end: RequestEnd | None
     delivery: Delivery | None
+    share: RequestShare | None
     tiles: list[tuple[Tile, Model]]
     prior_step: int | None
     names: dict[int, str]
@@ -60,6 +64,7 @@ def case_from_bus(bus: Bus, asked: str) -> Case | None:
     starts = {start.request: start for start in bus.snapshot().live}
     ends: dict[int, RequestEnd] = {}
     deliveries: dict[int, Delivery] = {}
+    shares: dict[int, RequestShare] = {}
     told: dict[int, dict[str, int]] = {}
     generations: dict[int, int] = {}
     for entry in entries:
@@ -72,6 +77,8 @@ def case_from_bus(bus: Bus, asked: str) -> Case | None:
             generations.setdefault(record.request, entry.generation)
         elif isinstance(record, Delivery):
             deliveries[record.request] = record
+        elif isinstance(record, RequestShare):
+            shares[record.request] = record
         elif isinstance(record, RequestCause):
             told.setdefault(record.request, {})[record.cause] = record.ns
     for request in ends.keys() - starts.keys():
@@ -83,10 +90,14 @@ def case_from_bus(bus: Bus, asked: str) -> Case | None:
     end = ends.get(start.request)
     generation = generations.get(start.request, bus.generation)
     tiles, prior_step = _tiles_of(entries, start, end, generation)
+    run = bus.snapshot().run
     return Case(
+        run_id=bus.run_id,
+        began_unix_us=run.started_unix_us if run else None,
         start=start,
         end=end,
         delivery=deliveries.get(start.request),
+        share=shares.get(start.request),
         tiles=tiles,
         prior_step=prior_step,
         names={one.request: one.request_id for one in starts.values()},
@@ -177,7 +188,7 @@ def case_from_history(ask: Ask, asked: str) -> Case | None:
     found = _find(ask, asked)
     if found is None:
         return None
-    run_id, generation, start, matches = found
+    run_id, generation, began_unix_us, start, matches = found
     key: list[object] = [run_id, start.request]
     end = _one(ask, RequestEnd, "request_end", key)
     delivery = _one(ask, Delivery, "delivery", key)
@@ -190,9 +201,12 @@ def case_from_history(ask: Ask, asked: str) -> Case | None:
     tiles = _with_models(ask, rows, [run_id, generation])
     names, prompts = _named(ask, run_id, tiles)
     return Case(
+        run_id=run_id,
+        began_unix_us=began_unix_us,
         start=start,
         end=end,
         delivery=delivery,
+        share=_one(ask, RequestShare, "request_share", key),
         tiles=tiles,
         prior_step=prior_step,
         names=names | {start.request: start.request_id},
@@ -206,7 +220,7 @@ def case_from_history(ask: Ask, asked: str) -> Case | None:
 _START_COLUMNS = [column.name for column in columns(RequestStart)]
 
 _FIND = f"""
-SELECT s.run_id, s.generation, {", ".join(f"s.{name}" for name in _START_COLUMNS)},
+SELECT s.run_id, s.generation, r.began, {", ".join(f"s.{name}" for name in _START_COLUMNS)},
        e.request IS NOT NULL
 FROM request_start s
 JOIN (SELECT run_id, min(started_unix_us) AS began FROM run GROUP BY run_id) r USING (run_id)
@@ -232,21 +246,20 @@ WHERE run_id = $1 AND generation = $2 AND seq < $4 AND seq >= coalesce((
 ORDER BY seq"""
 
 
-def _find(ask: Ask, asked: str) -> tuple[str, int, RequestStart, list[str]] | None:
-    places: dict[int, tuple[str, int]] = {}
+def _find(ask: Ask, asked: str) -> tuple[str, int, int, RequestStart, list[str]] | None:
+    places: dict[int, tuple[str, int, int]] = {}
     known: list[tuple[RequestStart, bool]] = []
     for row in ask(_FIND, [asked]).rows:
-        start = RequestStart(**dict(zip(_START_COLUMNS, row[2:-1], strict=True)))
+        start = RequestStart(**dict(zip(_START_COLUMNS, row[3:-1], strict=True)))
         if places and row[0] != next(iter(places.values()))[0]:
             break  # an earlier run: integers are unique in one run alone
-        places[start.request] = (row[0], row[1])
+        places[start.request] = (row[0], row[1], row[2])
         known.append((start, bool(row[-1])))
     found = choose(asked, reversed(known))
     if found is None:
         return None
     start, matches = found
-    run_id, generation = places[start.request]
-    return run_id, generation, start, matches
+    return *places[start.request], start, matches
 
 
 def _one(ask: Ask, kind: type[Any], table: str, key: list[object]) -> Any:

@@ -32,6 +32,7 @@ class Tile(NamedTuple):
     requests: list[int]
     start_positions: list[int]
     token_counts: list[int]
+    kv_block_counts: list[int]
     admitted: list[int]
     admitted_cached_tokens: list[int]
     passed_over: list[int]

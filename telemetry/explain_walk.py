@@ -1,11 +1,12 @@
 """One request's life, iteration by iteration: what each nanosecond of it was spent on, and by whom.
 
 Owns `walk`, which follows one request's state through the iterations of its life and names who
-was in its way. explanation.py shows the result; explain_fold.py comes to the same sums for all
-requests at once, and a test holds the two together. Must never guess: what no record tells is
-`unexplained`.
+was in its way, in all of it and in its slowest gaps. explanation.py shows the result;
+explain_fold.py comes to the same sums for all requests at once, and a test holds the two together.
+Must never guess: what no record tells is `unexplained`.
 """
 
+from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -28,6 +29,9 @@ SPLIT_INDEX = [CAUSE_INDEX[cause] for cause in SPLIT]
 ROWS_AT_ONCE = 100_000
 """Batch rows that are divided in one go: a bound on memory, not on the life."""
 
+SLOW_MAX = 16
+"""The longest gaps, whose neighbours are named one by one."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
@@ -46,23 +50,33 @@ class Neighbour:
     ns: float
 
 
+Named = dict[str, dict[int, Neighbour]]
+"""Who stands behind each cause, by request."""
+
+_Found = dict[str, dict[int, tuple[int, float]]]  # the same while it is summed up
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Walk:
     """A life divided: `by_tile` [tiles, causes] ns in the order of CAUSES.
 
     `commits` are its tokens, each the index of the tile that committed it and its number from 1;
-    `at_ns` [tiles] is where each tile ends for this request. `before` and `after` are what lies
-    outside the tiles. `named` holds for each cause who, by request.
+    `at_ns` [tiles] is where each tile ends for this request, `rows` its batch row there (-1 without
+    one). `before` and `after` are what lies outside the tiles. `named` tells of the whole life,
+    `slow` of its longest gaps, each by the index of the commit that ended it.
     """
 
     bounds: Bounds
     state: str
+    tiles: list[Tile]
+    rows: list[int]
     by_tile: Ints
     at_ns: list[int]
     commits: list[tuple[int, int]]
     before: dict[str, int]
     after: dict[str, int]
-    named: dict[str, dict[int, Neighbour]]
+    named: Named
+    slow: dict[int, Named]
     events: list[Event]
     models: list[Model]
 
@@ -240,36 +254,67 @@ class _Walker:
         cause = "passed_over" if self._gap is None else "unexplained"
         for index, ns in self._placeless:
             by_tile[index, CAUSE_INDEX[cause]] += ns
-        named = self._named_waits()
-        for part in _parts(self._rows, self._tiles):
-            self._divide(part, by_tile, named, prompts)
+        named = self._named(0, len(self._tiles), prompts, by_tile)
         state = self._state if self._state in ("waiting", "running") else "preempted"
         return Walk(
             bounds=limits,
             state="finished" if ended else state,
+            tiles=self._tiles,
+            rows=self._row_of_each(),
             by_tile=by_tile,
             at_ns=self._at_ns,
             commits=self._commits,
             before=before(limits, delivery),
             after=after(limits, delivery, limits.stop - self._cursor),
-            named={
-                cause: {r: Neighbour(tokens=t, ns=ns) for r, (t, ns) in found.items()}
-                for cause, found in named.items()
-            },
+            named=named,
+            slow=self._slow(prompts),
             events=self._events,
             models=self._models,
         )
 
-    def _named_waits(self) -> dict[str, dict[int, tuple[int, float]]]:
+    def _row_of_each(self) -> list[int]:
+        rows = [-1] * len(self._tiles)
+        for index, row, *_ in self._rows:
+            rows[index] = row
+        return rows
+
+    def _slow(self, prompts: Mapping[int, int]) -> dict[int, Named]:
+        """Return who is behind each of the longest gaps, by the index of the commit ending it."""
+        at_ns, commits = self._at_ns, self._commits
+        lengths = [
+            (at_ns[commits[index][0]] - at_ns[commits[index - 1][0]], index)
+            for index in range(1, len(commits))
+        ]
+        longest = sorted(lengths, reverse=True)[:SLOW_MAX]
+        return {
+            index: self._named(commits[index - 1][0] + 1, commits[index][0] + 1, prompts)
+            for _, index in sorted(longest, key=lambda one: one[1])
+        }
+
+    def _named(
+        self, first: int, last: int, prompts: Mapping[int, int], by_tile: Ints | None = None
+    ) -> Named:
+        """Return who is behind the time of tiles first..last - 1; their rows go into `by_tile`."""
+        found = self._named_waits(first, last)
+        low, high = (bisect_left(self._rows, (index,)) for index in (first, last))
+        for part in _parts(self._rows[low:high], self._tiles):
+            indices, causes = self._divide(part, found, prompts)
+            if by_tile is not None:
+                by_tile[indices[:, None], SPLIT_INDEX] += causes
+        return {
+            cause: {request: Neighbour(tokens=t, ns=ns) for request, (t, ns) in those.items()}
+            for cause, those in found.items()
+        }
+
+    def _named_waits(self, first: int, last: int) -> _Found:
         """Return who is behind each wait: those before it in line, else those in the batch.
 
         The first in line is its own blocker: what it lacks is held by those that run, and before
         its first step it is their step that it waits for. They are named in equal parts.
         """
-        named: dict[str, dict[int, tuple[int, float]]] = {}
-        for tile, (cause, whom), charge in zip(
-            self._tiles, self._behind, self._charges, strict=True
-        ):
+        named: _Found = {}
+        of_these = (column[first:last] for column in (self._tiles, self._behind, self._charges))
+        for tile, (cause, whom), charge in zip(*of_these, strict=True):
             if not cause:
                 continue
             ahead = [whom] if whom not in (None, self._request) else tile.requests
@@ -283,10 +328,10 @@ class _Walker:
     def _divide(
         self,
         rows: list[tuple[int, int, int, int]],
-        by_tile: Ints,
-        named: dict[str, dict[int, tuple[int, float]]],
+        named: _Found,
         prompts: Mapping[int, int],
-    ) -> None:
+    ) -> tuple[Ints, Ints]:
+        """Divide some rows and name their neighbours; return their tiles and what each got."""
         tiles = [self._tiles[index] for index, *_ in rows]
         models = [self._models[index] for index, *_ in rows]
         batch, members = batch_of(tiles, models, prompts)
@@ -305,10 +350,10 @@ class _Walker:
         )
         causes = split(parts)
         indices = np.array([index for index, *_ in rows], dtype=np.int64)
-        by_tile[indices[:, None], SPLIT_INDEX] += causes
         added = named_neighbours(batch, own, causes)
         for cause, ns in zip(("neighbour_prefill", "neighbour_decode"), added, strict=True):
             _add_named(named.setdefault(cause, {}), members, batch.counts, ns)
+        return indices, causes
 
 
 def _parts(

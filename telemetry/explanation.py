@@ -6,15 +6,18 @@ and names at most so many neighbours a cause, the worst first, with a count of t
 """
 
 from collections.abc import Iterator, Mapping
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
 from telemetry.explain_case import Case
-from telemetry.explain_walk import Neighbour, Walk, walk
+from telemetry.explain_lane import lane
+from telemetry.explain_walk import Named, Neighbour, Walk, walk
 from telemetry.records import CAUSES
 
 NAMED_MAX = 50
+NAMED_A_GAP = 3
 
 MILESTONES = (
     ("admitted", "admitted_at_ns"),
@@ -52,6 +55,9 @@ def explain(case: Case) -> dict[str, Any]:
         "request_id": start.request_id,
         "external_id": start.external_id,
         "parent_id": start.parent_id,
+        "run_id": case.run_id,
+        "began_unix_us": case.began_unix_us,
+        "received_at_ns": limits.received,
         "state": walked.state,
         "finish": end.finish if end else None,
         "cancel_cause": end.cancel_cause if end else None,
@@ -59,6 +65,9 @@ def explain(case: Case) -> dict[str, Any]:
         "matches": case.matches,
         "tenant": start.tenant,
         "stream": start.stream,
+        "priority": start.priority,
+        "slo": start.slo,
+        "max_tokens": start.max_tokens,
         "prompt_tokens": start.prompt_tokens,
         "output_tokens": end.output_tokens if end else walked.tokens,
         "cached_tokens": end.cached_tokens if end else _cached(walked),
@@ -78,7 +87,9 @@ def explain(case: Case) -> dict[str, Any]:
             for cause, ns in sorted(totals.items(), key=lambda item: CAUSES.index(item[0]))
         ],
         "ttft": _first(case, walked, first_write),
-        "gaps": list(_gaps(walked)),
+        "gaps": list(_gaps(case.names, walked)),
+        "lane": lane(walked),
+        "receipt": _receipt(case),
         "client_stall_ms": _ms(delivery.stall_ns) if delivery else None,
         "timeline": _timeline(case, walked),
     }
@@ -88,7 +99,23 @@ def _ms(ns: float) -> float:
     return round(ns / 1e6, 6)
 
 
-def _named(names: Mapping[int, str], found: Mapping[int, Neighbour]) -> dict[str, Any]:
+def _receipt(case: Case) -> dict[str, Any]:
+    """Return what it used and what was sent; null as long as that is not settled."""
+    end, share, delivery = case.end, case.share, case.delivery
+    return {
+        "device_ms": _ms(share.device_ns) if share else None,
+        "kv_block_s": round(share.kv_block_ns / 1e9, 6) if share else None,
+        "iterations": end.iterations if end else None,
+        "dropped_tokens": end.dropped_tokens if end else None,
+        "wasted_tokens": end.wasted_tokens if end else None,
+        "merged_deltas": delivery.merged_deltas if delivery else None,
+        "bytes": delivery.bytes if delivery else None,
+    }
+
+
+def _named(
+    names: Mapping[int, str], found: Mapping[int, Neighbour], most: int = NAMED_MAX
+) -> dict[str, Any]:
     """Return who stands behind a cause, the worst first, and what is left out."""
     worst = sorted(found.items(), key=lambda item: -item[1].ns)
     shown = [
@@ -97,9 +124,9 @@ def _named(names: Mapping[int, str], found: Mapping[int, Neighbour]) -> dict[str
             "tokens": one.tokens,
             "ms": _ms(one.ns),
         }
-        for request, one in worst[:NAMED_MAX]
+        for request, one in worst[:most]
     ]
-    rest = [one for _, one in worst[NAMED_MAX:]]
+    rest = [one for _, one in worst[most:]]
     if not rest:
         return {"requests": shown}
     return {
@@ -138,18 +165,28 @@ def _first(case: Case, walked: Walk, first_write: int | None) -> dict[str, Any] 
     return {"ms": _ms(first_write - limits.received), "causes": _causes(ns)}
 
 
-def _gaps(walked: Walk) -> Iterator[dict[str, Any]]:
+def _gaps(names: Mapping[int, str], walked: Walk) -> Iterator[dict[str, Any]]:
     """Yield the time between each token's commit and the one before it, divided.
 
-    What the client saw differs by the delay of the output, which `output_ms` shows once.
+    The longest name who was behind each cause. What the client saw differs by the delay of the
+    output, which `output_ms` shows once.
     """
-    for (last, _), (this, token) in zip(walked.commits, walked.commits[1:], strict=False):
+    for index, ((last, _), (this, token)) in enumerate(pairwise(walked.commits), start=1):
+        causes = _causes(walked.by_tile[last + 1 : this + 1].sum(axis=0))
+        if index in walked.slow:
+            _name(causes, names, walked.slow[index])
         yield {
             "token": token,
             "at_ms": _ms(walked.at_ns[this] - walked.bounds.received),
             "ms": _ms(walked.at_ns[this] - walked.at_ns[last]),
-            "causes": _causes(walked.by_tile[last + 1 : this + 1].sum(axis=0)),
+            "causes": causes,
         }
+
+
+def _name(causes: list[dict[str, Any]], names: Mapping[int, str], found: Named) -> None:
+    for part in causes:
+        if behind := found.get(part["cause"]):
+            part.update(_named(names, behind, NAMED_A_GAP))
 
 
 def _cached(walked: Walk) -> int | None:

@@ -38,7 +38,7 @@ def test_ring_and_history_tell_the_same(cause: str, tmp_path: Path) -> None:
         for record in Told(plant.emit.bus).fold.advance():
             bus.publish(record)
         assert history.flush(10)
-        ringed = case_from_bus(plant.emit.bus, plant.request_id)
+        ringed = case_from_bus(bus, plant.request_id)
         stored = case_from_history(history.queries.run, plant.request_id)
         assert ringed is not None
         assert stored is not None
@@ -101,7 +101,7 @@ def test_what_is_read_of_an_endless_life_is_bounded() -> None:
         if "FROM request_start s" in sql:
             first = samples.start(1)
             names = list(first.__slots__)
-            return Page([["run", 1, *(getattr(first, name) for name in names), False]])
+            return Page([["run", 1, 0, *(getattr(first, name) for name in names), False]])
         if "FROM iteration" in sql and "LIMIT" in sql:
             pages += 1
             after = parameters[4]
