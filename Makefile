@@ -86,7 +86,7 @@ $(INSTALLED_TEST): $(VENV)
 # Programs that come from Debian, as program:package. Root gets them installed; anyone else is told.
 .PHONY: tools-check tools-test
 tools-check: TOOLS := node:nodejs
-tools-test: TOOLS := node:nodejs chromium:chromium
+tools-test: TOOLS := node:nodejs chromium:chromium c++:g++
 tools-check tools-test:
 	@missing=""; \
 	for tool in $(TOOLS); do command -v "$${tool%%:*}" >/dev/null || missing="$$missing $${tool##*:}"; done; \

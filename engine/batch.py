@@ -13,7 +13,7 @@ import numpy.typing as npt
 import torch
 
 from engine.plan import Plan
-from engine.table import PLACEHOLDER
+from engine.rows import PLACEHOLDER
 from kernels.base import AttentionBatch, StepBatch
 
 Integers = npt.NDArray[np.int64]

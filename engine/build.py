@@ -18,6 +18,7 @@ from engine.runner import ModelRunner, device_facts
 from engine.scheduler import Scheduler
 from engine.spec import ModelSpec, read_spec
 from engine.step_model import StepTimes
+from kernels import native
 from telemetry.records import SCHEMA_VERSION, Run
 
 
@@ -57,6 +58,8 @@ def _run_record(config: EngineConfig, spec: ModelSpec, runner: ModelRunner) -> R
     assert config.kv_blocks is not None
     assert config.max_model_len is not None
     settings = replace(config, attention_backend=runner.backend)
+    missing = native.refusal()
+    refusals = runner.refusals | ({"native": missing} if missing else {})
     return Run(
         replica="",
         schema_version=SCHEMA_VERSION,
@@ -66,7 +69,7 @@ def _run_record(config: EngineConfig, spec: ModelSpec, runner: ModelRunner) -> R
         dtype=config.dtype,
         device=config.device,
         backend=runner.backend,
-        backend_refusals=msgspec.json.encode(runner.refusals).decode(),
+        backend_refusals=msgspec.json.encode(refusals).decode(),
         policy=config.scheduling_policy,
         batching=config.batching,
         kv_blocks_total=config.kv_blocks,

@@ -8,8 +8,9 @@ import numpy as np
 
 from engine.plan import History, Plan
 from engine.request import Request
+from engine.rows import Vector
 from engine.running import Running
-from engine.table import Reservation, Table, Vector
+from engine.table import Table
 
 
 class Draft:
@@ -68,7 +69,7 @@ class Draft:
         self.plan.idle_token_ids.append(request.tokens[position])
         self.plan.idle_block_tables.append(request.blocks)
 
-    def seal(self, table: Table, *, block_tokens: int, histories: bool) -> Plan:
+    def seal(self, table: Table, *, histories: bool) -> Plan:
         """Take the placed rows' tokens in flight, fill the plan's columns, return it.
 
         `histories` says whether any live sequence needs its own: then the rows are looked through.
@@ -78,13 +79,12 @@ class Draft:
             return plan
         step = table.reserve(*self._columns())
         plan.reserved = step
-        plan.epochs = step.epochs.tolist()
-        plan.start_positions = step.starts.tolist()
-        plan.token_counts = step.counts.tolist()
-        plan.samples = step.samples.tolist()
-        plan.output_indices = step.output_indices.tolist()
-        plan.kv_block_counts = (table.room[step.slots] // block_tokens).tolist()
-        plan.token_ids = self._token_ids(step)
+        starts, counts, _, indices, last, blocks = step.columns.tolist()
+        plan.start_positions, plan.token_counts = starts, counts
+        plan.output_indices, plan.kv_block_counts = indices, blocks
+        all_sample = step.sampled == len(counts)
+        plan.samples = [True] * len(counts) if all_sample else step.samples.tolist()
+        plan.token_ids = self._token_ids(starts, last)
         plan.decode_tokens = step.decode_tokens
         plan.prefill_tokens = len(plan.token_ids) - step.decode_tokens
         if histories:
@@ -100,24 +100,27 @@ class Draft:
             ]
         return plan
 
-    def _columns(self) -> tuple[Vector, Vector]:
-        """Return the rows' slots and token counts."""
+    def _columns(self) -> tuple[Vector, Vector | None]:
+        """Return the rows' slots and token counts, None for one each."""
         decodes, counts = self._decodes, self._counts
         if decodes is None:
             return np.array([row.slot for row in self.plan.rows]), np.array(counts)
         if not counts:
-            return decodes, np.ones_like(decodes)
+            return decodes, None
         others = [row.slot for row in self.plan.rows[len(decodes) :]]
         return (
             np.concatenate((decodes, others)),
             np.concatenate((np.ones_like(decodes), counts)),
         )
 
-    def _token_ids(self, step: Reservation) -> list[int]:
+    def _token_ids(self, starts: list[int], last: list[int]) -> list[int]:
         """Return all rows' ids, flat; a decode's is its last known token."""
         decodes, rows = len(self.plan.rows) - len(self._counts), self.plan.rows
-        ids: list[int] = step.last[:decodes].tolist()
-        starts = step.starts[decodes:].tolist()
-        for request, start, count in zip(rows[decodes:], starts, self._counts, strict=True):
+        if not self._counts:
+            return last
+        ids = last[:decodes]
+        for request, start, count in zip(
+            rows[decodes:], starts[decodes:], self._counts, strict=True
+        ):
             ids.extend(request.token_ids(start, count))
         return ids

@@ -8,8 +8,8 @@ import numpy as np
 
 from engine.plan import Plan
 from engine.request import Request
+from engine.rows import PLACEHOLDER
 from engine.scheduler import Scheduler
-from engine.table import PLACEHOLDER
 
 
 def check(scheduler: Scheduler) -> None:

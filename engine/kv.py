@@ -5,10 +5,10 @@ The scheduler is the one caller. Block 0 belongs to padding rows and is never gi
 free + used + cached = total. Never hands out part of an allocation, never frees a block twice.
 """
 
+from array import array
 from collections import OrderedDict
 from collections.abc import Sequence
 from hashlib import blake2b
-from struct import pack
 
 DIGEST_BYTES = 16
 
@@ -18,14 +18,20 @@ def root_digest(salt: str) -> bytes:
     return blake2b(salt.encode(), digest_size=DIGEST_BYTES).digest()
 
 
-def block_digest(parent: bytes, tokens: Sequence[int]) -> bytes:
-    """Return the name of a full block's content: its tokens and all that stand before them.
+def block_digests(parent: bytes, tokens: Sequence[int], block_tokens: int) -> list[bytes]:
+    """Return the names of full blocks' contents: each is its tokens and all that stand before them.
 
     A cryptographic hash, since a client that could make two contexts collide would read another
     client's answers.
     """
-    ids = pack(f"{len(tokens)}q", *tokens)
-    return blake2b(parent + ids, digest_size=DIGEST_BYTES).digest()
+    ids = array("i", tokens).tobytes()
+    size = len(ids) // len(tokens) * block_tokens if tokens else 1
+    digests = []
+    for start in range(0, len(ids), size):
+        block = ids[start : start + size]
+        parent = blake2b(parent + block, digest_size=DIGEST_BYTES).digest()
+        digests.append(parent)
+    return digests
 
 
 class KVPool:
@@ -119,12 +125,14 @@ class KVPool:
                 del self._idle[block]
             self._references[block] += 1
 
-    def name(self, block: int, digest: bytes) -> None:
-        """Note that a held block is full and what it holds; a twin that came first stays."""
-        assert self._references[block] > 0, f"block {block} is held by nobody"
-        if digest not in self._by_digest and self._digests[block] is None:
-            self._digests[block] = digest
-            self._by_digest[digest] = block
+    def name(self, blocks: Sequence[int], digests: Sequence[bytes]) -> None:
+        """Note that held blocks are full and what they hold; a twin that came first stays."""
+        names, index = self._digests, self._by_digest
+        for block, digest in zip(blocks, digests, strict=True):
+            assert self._references[block] > 0, f"block {block} is held by nobody"
+            if digest not in index and names[block] is None:
+                names[block] = digest
+                index[digest] = block
 
     def forget(self, blocks: Sequence[int]) -> None:
         """Let nobody find these held blocks any more: what they hold is not to be trusted."""

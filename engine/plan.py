@@ -10,7 +10,7 @@ from typing import Protocol
 
 from engine.messages import SamplingParams, TokenLogprobs
 from engine.request import Request
-from engine.table import Reservation
+from engine.rows import Reservation
 from telemetry.records import AdmissionStop, PreemptionCause
 
 
@@ -36,8 +36,7 @@ class Plan:
     has not read is request.PLACEHOLDER (loop depth 2 only). A row with samples[i] computes
     the last known token of its sequence, so the runner samples its next one, at output index
     output_indices[i] (0 for the first token after the prompt). block_tables are the pool's live
-    lists: read them before the next plan is made. epochs count a sequence's preemptions when it
-    was planned, so that a late result is recognised. groups name each row's line, for policies
+    lists: read them before the next plan is made. groups name each row's line, for policies
     that account by it. histories are those of rows whose sampling is not plain. The
     idle columns are rows that a fixed batch keeps after their end: one token each at its old
     position, computed after all others and never sampled. `rows` and
@@ -47,7 +46,6 @@ class Plan:
     step: int
     token_budget: int
     requests: list[int] = field(default_factory=list)
-    epochs: list[int] = field(default_factory=list)
     start_positions: list[int] = field(default_factory=list)
     token_counts: list[int] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)

@@ -7,24 +7,25 @@ or the pool.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from operator import attrgetter
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
 from engine.config import EngineConfig
 from engine.plan import Plan, StepOutput
 from engine.request import Request
+from engine.rows import Vector
 from engine.step_model import StepTimes
-from engine.table import SLOTS_MIN, Table, Vector
+from engine.table import SLOTS_MIN, Table
 
 Refusal = Literal["slo", "policy"]
+Ranks = npt.NDArray[np.float64]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class View:
+class View(NamedTuple):
     """What a policy may know of the step being planned; `slots` are those of `running`."""
 
     now_ns: int
@@ -38,6 +39,8 @@ class View:
 OTHER_TENANTS = "(other)"
 DECODE_WEIGHT = 2
 LATE = "(late)"
+GONE = -1
+"""Column of a tenant that is forgotten."""
 LATE_SHARE = 16
 """One in so many admissions is of those that cannot meet their objective any more."""
 
@@ -83,9 +86,9 @@ class Policy:
         del now_ns
         return request.group
 
-    def group_ranks(self, groups: Sequence[str]) -> Sequence[float]:
-        """Places of lines among the lines; lower goes first."""
-        return [0.0] * len(groups)
+    def group_ranks(self, groups: tuple[str, ...]) -> Ranks:
+        """Places of lines among the lines; lower goes first. The lines' names are one object."""
+        return np.zeros(len(groups))
 
     def running_key(self, request: Request) -> tuple[int, ...]:
         """Place among the running, constant while it runs; lower is given tokens first."""
@@ -203,6 +206,8 @@ class Fair(Policy):
         # Rows: the counter, the tenant's weight, its live requests.
         self._counters, self._weights, self._live = np.zeros((3, 0))
         self._place_of: Vector = np.zeros(SLOTS_MIN, dtype=np.int64)  # by a request's slot
+        self._lines: tuple[str, ...] = ()  # those last asked for, and their columns
+        self._places_of_lines: Vector = np.zeros(0, dtype=np.int64)
 
     def group(self, request: Request) -> str:
         """Return the tenant, or the shared line when too many are told apart already."""
@@ -213,9 +218,15 @@ class Fair(Policy):
         room = np.count_nonzero(self._live) < self.config.tenants_max
         return tenant if room else OTHER_TENANTS
 
-    def group_ranks(self, groups: Sequence[str]) -> Sequence[float]:
+    def group_ranks(self, groups: tuple[str, ...]) -> Ranks:
         """Return the tenants' counters."""
-        ranks: list[float] = self._counters[[self._places[group] for group in groups]].tolist()
+        if groups is not self._lines:
+            self._lines = groups
+            # A line of aborted requests alone may outlive its tenant: it goes when it is first.
+            places = [self._places.get(group, GONE) for group in groups]
+            self._places_of_lines = np.array(places)
+        places_now = self._places_of_lines
+        ranks: Ranks = np.where(places_now == GONE, -np.inf, self._counters[places_now])
         return ranks
 
     def joins(self, request: Request) -> None:
@@ -295,6 +306,8 @@ class Slo(Policy):
         self._first_due: Vector = np.zeros(SLOTS_MIN, dtype=np.int64)
         self._tpot: Vector = np.zeros(SLOTS_MIN, dtype=np.int64)
         self._in_time = 0  # admissions since one of the late line
+        self._lines: tuple[str, ...] = ()  # those last asked for, and which of them is the late
+        self._late: Ranks = np.zeros(0)
 
     def rank(self, request: Request) -> tuple[int, ...]:
         """Place in line: the latest start."""
@@ -316,10 +329,12 @@ class Slo(Policy):
         late = request.state == "waiting" and now_ns > request.rank[0]
         return LATE if late else request.group
 
-    def group_ranks(self, groups: Sequence[str]) -> Sequence[float]:
+    def group_ranks(self, groups: tuple[str, ...]) -> Ranks:
         """Put the late last, but for every LATE_SHARE-th admission."""
-        late = -1.0 if self._in_time >= LATE_SHARE - 1 else 1.0
-        return [late if group == LATE else 0.0 for group in groups]
+        if groups is not self._lines:
+            self._lines = groups
+            self._late = np.array([float(group == LATE) for group in groups])
+        return -self._late if self._in_time >= LATE_SHARE - 1 else self._late
 
     def charge(self, plan: Plan, output: StepOutput) -> None:
         """Count admissions from either line."""

@@ -9,9 +9,10 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Literal
 
-from engine.kv import block_digest, root_digest
+from engine.kv import block_digests, root_digest
 from engine.messages import SamplingParams, Submit
-from engine.table import NEVER, PLACEHOLDER, Table
+from engine.rows import PLACEHOLDER
+from engine.table import NEVER, Table
 from telemetry.records import CancelCause, Finish, RequestEnd, RequestStart
 
 NO_SLOT = 2**62
@@ -186,10 +187,10 @@ class Request:
     def digests_of(self, blocks: int, block_tokens: int) -> list[bytes]:
         """Return the digests of its first full blocks; all their tokens must have been read."""
         digests = self.digests
-        while len(digests) < blocks:
-            start = len(digests) * block_tokens
+        if (known := len(digests)) < blocks:
             parent = digests[-1] if digests else root_digest(self.submit.cache_salt)
-            digests.append(block_digest(parent, self.tokens[start : start + block_tokens]))
+            tokens = self.tokens[known * block_tokens : blocks * block_tokens]
+            digests.extend(block_digests(parent, tokens, block_tokens))
         return digests[:blocks]
 
     def hold(self, blocks: Collection[int], block_tokens: int) -> None:

@@ -13,15 +13,16 @@ import numpy as np
 
 from engine.kv import KVPool
 from engine.messages import Delta, Gains, TokenLogprobs
-from engine.plan import StepOutput
+from engine.plan import Plan, StepOutput
 from engine.policies import Policy
 from engine.request import Request
+from engine.rows import Landing, Reservation, Vector
 from engine.running import Running
-from engine.table import Mask, Reservation, Table, Vector
+from engine.table import Table
 from engine.waiting import WaitingLine
 from telemetry.records import Finish
 
-NUMBER, TOKENS = attrgetter("number"), attrgetter("tokens")
+TOKENS = attrgetter("tokens")
 
 
 class Roster:
@@ -32,7 +33,7 @@ class Roster:
 
     def __init__(self, *, pool: KVPool, policy: Policy, fixed: bool, caching: bool) -> None:
         self.requests: dict[int, Request] = {}
-        self.table = Table()
+        self.table = Table(pool.block_tokens)
         self.running = Running(policy.running_key)
         self.waiting = WaitingLine()
         self.kv_tokens = 0
@@ -43,6 +44,7 @@ class Roster:
         self._fixed = fixed
         self._caching = caching
         self._stop_ids: Counter[int] = Counter()  # of all live sequences
+        self._stops: Vector = np.zeros(0, dtype=np.int64)  # these ids
         self._gains = Gains()
         self._ended: list[Request] = []
 
@@ -53,7 +55,7 @@ class Roster:
         self._follow(request)
         self.requests[request.number] = request
         self.histories += not request.is_plain
-        self._stop_ids.update(request.stop_ids)
+        self._count_stops(request, 1)
         self.waiting.push(request)
 
     def regroup(self, request: Request, group: str) -> None:
@@ -115,62 +117,52 @@ class Roster:
         ended, self._ended = self._ended, []
         return ended
 
+    def widen(self, places: Vector, blocks: list[int]) -> None:
+        """Give one block more to each of these running sequences."""
+        rows = self.running.rows
+        for place, block in zip(places.tolist(), blocks, strict=True):
+            rows[place].blocks.append(block)
+        self.table.widen(self.running.slots[places])
+
     def name_blocks(self, request: Request) -> None:
         """Let others find the blocks that are full now: their keys and values are written."""
-        full = request.computed // self._pool.block_tokens
+        full, named = request.computed // self._pool.block_tokens, request.named
         digests = request.digests_of(full, self._pool.block_tokens)
-        for index in range(request.named, full):
-            self._pool.name(request.blocks[index], digests[index])
+        self._pool.name(request.blocks[named:full], digests[named:])
         request.note_named(full, self._pool.block_tokens)
 
-    def land(self, rows: list[Request], step: Reservation, output: StepOutput, now_ns: int) -> None:
+    def land(self, plan: Plan, step: Reservation, output: StepOutput, now_ns: int) -> None:
         """Take a step's results in: counts and tokens of all rows, then what is due in some."""
-        table, slots = self.table, step.slots
-        self.kv_tokens += table.land(step)
-        full = np.flatnonzero(table.computed[slots] >= table.nameable[slots])
-        for place in full.tolist():
+        rows = plan.rows
+        landing = self.table.land(step, output.tokens, self._stops)
+        self.kv_tokens += landing.computed
+        for place in landing.full.tolist():
             self.name_blocks(rows[place])
-        decided = table.decided[slots] == 1
-        live = step.samples & ~decided
-        if np.count_nonzero(live) == len(rows):
-            due = self._keep(rows, output.tokens, output.logprobs, slots)
-        else:
-            tokens = list(compress(output.tokens, live[step.samples].tolist()))
-            due = decided
-            if tokens:
-                kept = list(compress(rows, live.tolist()))
-                due[live] = self._keep(kept, tokens, output.logprobs, slots[live])
-        for place in np.flatnonzero(due).tolist():
+        self._keep(plan, step, landing, output)
+        for place in landing.due.tolist():
             request = rows[place]
             if request.finish is None:
                 self._judge(request, now_ns)
             if request.finish is not None:
                 self.settle(request, now_ns)
 
-    def _keep(
-        self,
-        rows: list[Request],
-        tokens: list[int],
-        logprobs: dict[int, TokenLogprobs],
-        slots: Vector,
-    ) -> Mask:
-        """Keep and tell one token of each row; return whose may be its first or its last."""
-        table = self.table
+    def _keep(self, plan: Plan, step: Reservation, landing: Landing, output: StepOutput) -> None:
+        """Keep the sampled tokens and tell them."""
+        rows, numbers, tokens = plan.rows, plan.requests, output.tokens
+        if landing.kept_count < len(rows):
+            kept = landing.kept.tolist()
+            tokens = list(compress(tokens, landing.kept[step.samples].tolist()))
+            rows, numbers = list(compress(rows, kept)), list(compress(numbers, kept))
         # No loop of ours: this is the one thing that is done to each row alone.
         deque(map(list.append, map(TOKENS, rows), tokens), maxlen=0)
-        read = table.learn(slots, np.array(tokens))
-        due: Mask = (read > table.limit[slots]) | (read == table.prompt[slots] + 1)
-        if not self._stop_ids.keys().isdisjoint(tokens):
-            due |= np.array([token in self._stop_ids for token in tokens])
-        gains, numbers = self._gains, map(NUMBER, rows)
+        gains, logprobs = self._gains, output.logprobs
         if not logprobs:
             gains.requests.extend(numbers)
             gains.tokens.extend(tokens)
-            return due
+            return
         for number, token in zip(numbers, tokens, strict=True):
             told = [logprobs[number]] if number in logprobs else None
             gains.deltas.append(Delta(number, [token], logprobs=told))
-        return due
 
     def _judge(self, request: Request, now_ns: int) -> None:
         """End a sequence where its newest token or the number of them says so."""
@@ -215,7 +207,7 @@ class Roster:
         if sampled:
             request.known -= 1
             if not request.placeholders:
-                self.table.last[request.slot] = request.tokens[-1]
+                self.table.cells["last"][request.slot] = request.tokens[-1]
 
     def drop_row(self, request: Request, now_ns: int) -> None:
         """Expect a row back no longer."""
@@ -277,11 +269,15 @@ class Roster:
         request.counts.dropped += request.in_flight
         request.planned = request.computed
 
-    def _forget_stops(self, request: Request) -> None:
+    def _count_stops(self, request: Request, change: int) -> None:
+        """Keep the ids that may end any live sequence."""
+        counts, kinds = self._stop_ids, len(self._stop_ids)
         for token in request.stop_ids:
-            self._stop_ids[token] -= 1
-            if not self._stop_ids[token]:
-                del self._stop_ids[token]
+            counts[token] += change
+            if not counts[token]:
+                del counts[token]
+        if len(counts) != kinds:
+            self._stops = np.array(list(counts), dtype=np.int64)
 
     def _retire(self, request: Request) -> None:
         """Forget a finished sequence whose last row has come back."""
@@ -290,6 +286,6 @@ class Roster:
         if not request.flights:
             del self.requests[request.number]
             self.histories -= not request.is_plain
-            self._forget_stops(request)
+            self._count_stops(request, -1)
             request.leave()
             self._ended.append(request)

@@ -351,7 +351,6 @@ def _idle_plan(rows: int, tokens: int, config: EngineConfig) -> Plan:
         step=0,
         token_budget=rows * tokens,
         requests=[-1 - row for row in range(rows)],
-        epochs=[0] * rows,
         start_positions=[0] * rows,
         token_counts=[tokens] * rows,
         token_ids=[0] * (rows * tokens),

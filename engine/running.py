@@ -14,7 +14,8 @@ import numpy as np
 from engine.messages import SamplingParams
 from engine.plan import Plan
 from engine.request import Request
-from engine.table import SLOTS_MIN, Vector
+from engine.rows import Vector
+from engine.table import SLOTS_MIN
 
 Item = TypeVar("Item")
 

@@ -20,7 +20,7 @@ from engine.plan import Plan, StepOutput
 from engine.policies import Policy, View
 from engine.request import Request
 from engine.roster import Roster
-from engine.table import Vector
+from engine.rows import Outlook, Vector
 from telemetry.records import AdmissionStop, PreemptionCause
 
 
@@ -91,11 +91,7 @@ class Scheduler:
             self._make_room(draft, now_ns)
         self._place_running(draft, now_ns)
         self._admit_waiting(draft, now_ns)
-        plan = draft.seal(
-            self.roster.table,
-            block_tokens=self.pool.block_tokens,
-            histories=self.roster.histories > 0,
-        )
+        plan = draft.seal(self.roster.table, histories=self.roster.histories > 0)
         plan.kv_blocks_peak = self.pool.used
         return plan
 
@@ -170,13 +166,13 @@ class Scheduler:
         suffice for all of them: then who gets what depends on the order, one by one.
         """
         running, policy = self.roster.running, self.policy
-        pending = self.roster.table.pending(running.slots)
-        chunks = np.count_nonzero(pending > 1)
-        placed = (policy.decodes_first or not chunks) and self._place_decodes(
-            draft, np.flatnonzero(pending == 1)
+        outlook = self.roster.table.outlook(running.slots)
+        placed = (policy.decodes_first or not outlook.chunks) and self._place_decodes(
+            draft, outlook
         )
-        if placed and not chunks:
+        if placed and not outlook.chunks:
             return
+        pending = outlook.pending
         order = policy.running_order(self._view(now_ns, draft.left))
         order = np.arange(len(running)) if order is None else order
         is_chunk = pending[order] > 1
@@ -186,18 +182,14 @@ class Scheduler:
             order = np.concatenate((order[~is_chunk], order[is_chunk]))
         self._place_each(draft, order, pending)
 
-    def _place_decodes(self, draft: Draft, places: Vector) -> bool:
-        """Give one token to each of these running rows; False, with nothing done, if some lack."""
-        running, table = self.roster.running, self.roster.table
-        slots = running.slots[places]
-        short = np.flatnonzero(table.planned[slots] >= table.room[slots])
-        if len(places) > draft.left or short.size > self.pool.available:
+    def _place_decodes(self, draft: Draft, outlook: Outlook) -> bool:
+        """Give one token to each row that wants one; False, with nothing done, if some lack."""
+        lacking = len(outlook.lacking)
+        if len(outlook.decodes) > draft.left or lacking > self.pool.available:
             return False
-        if short.size:
-            blocks = self.pool.allocate(short.size) or []
-            for place, block in zip(places[short].tolist(), blocks, strict=True):
-                running.rows[place].hold((block,), self.pool.block_tokens)
-        draft.place_decodes(running, places)
+        if lacking:
+            self.roster.widen(outlook.lacking, self.pool.allocate(lacking) or [])
+        draft.place_decodes(self.roster.running, outlook.decodes)
         return True
 
     def _place_each(self, draft: Draft, places: Vector, pending: Vector) -> None:
@@ -302,7 +294,7 @@ class Scheduler:
         if output.errors:
             self.roster.fail_rows(output.errors, now_ns)
         if plan.reserved is not None:
-            self.roster.land(plan.rows, plan.reserved, output, now_ns)
+            self.roster.land(plan, plan.reserved, output, now_ns)
         self.policy.charge(plan, output)
 
     def roll_back(self, plan: Plan, error: str, now_ns: int) -> None:
@@ -323,7 +315,9 @@ class Scheduler:
 
         Steps are taken back in their order, and none may be planned in between.
         """
-        columns = (plan.rows, plan.epochs, plan.token_counts, plan.samples)
+        if plan.reserved is None:
+            return
+        columns = (plan.rows, plan.reserved.epochs, plan.token_counts, plan.samples)
         for request, epoch, count, sampled in zip(*columns, strict=True):
             if request.finish is None:
                 self.roster.take_back(request, count if request.epoch == epoch else 0, sampled)

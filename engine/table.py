@@ -1,49 +1,40 @@
-"""The counters of every live sequence as columns, one slot a sequence.
+"""The counters of every live sequence, one row of a matrix each.
 
-Owns the numbers that a step changes for every row of its batch, so that plan and commit are a few
-vector operations whatever the batch's size. A Request reads and writes its own slot through its
-cells; engine/draft.py reserves whole batches and engine/roster.py takes their results in. Decides
-nothing.
+Owns the numbers that a step changes for every row of its batch, side by side, so that plan and
+commit read and write each once whatever the batch's size. A Request reads and writes its own slot
+through its cells; engine/draft.py reserves whole batches and engine/roster.py takes their results
+in. Decides nothing.
 """
 
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 
-Vector = npt.NDArray[np.int64]
-Mask = npt.NDArray[np.bool_]
-
-COLUMNS = (
-    *("epoch", "known", "read", "planned", "computed", "highest", "limit", "prompt"),
-    *("room", "nameable", "flights", "iterations", "last", "decided"),
+from engine.rows import (
+    COLUMNS,
+    COMPUTED,
+    KNOWN,
+    PROMPT,
+    READ,
+    ROOM,
+    Landing,
+    Matrix,
+    Outlook,
+    Reservation,
+    Rows,
+    Vector,
+    fastest,
 )
+
 SLOTS_MIN = 64
 NEVER = 2**62
 """A number of tokens that nobody reaches."""
-PLACEHOLDER = -1
-"""Token id of a sampled token that the host has not read yet; the device has it."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reservation:
-    """What a step has taken in flight, one entry a row: read again when its results come.
-
-    `last` is the id of each one's last known token before the step.
-    """
-
-    slots: Vector
-    epochs: Vector
-    starts: Vector
-    counts: Vector
-    samples: Mask
-    output_indices: Vector
-    last: Vector
-    decode_tokens: int
 
 
 class Table:
     """Int64 columns by name, and the slots that nobody uses; doubles when it is full.
+
+    A slot's counters lie side by side, so that a step reads and writes each row's once.
 
     `known`, `planned`, `computed`, `highest`, `prompt`, `flights`, `iterations` and `epoch` are
     those of engine/request.py. `read` counts tokens whose ids the host has; `limit` is the most
@@ -52,97 +43,62 @@ class Table:
     known token.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, block_tokens: int, rows: Rows | None = None) -> None:
+        self._block_tokens = block_tokens
+        self._rows = rows or fastest()
         self._free: list[int] = []
-        self._set(np.zeros((len(COLUMNS), 0), dtype=np.int64))
+        self._set(np.zeros((0, len(COLUMNS)), dtype=np.int64))
         self._grow()
 
-    def _set(self, values: npt.NDArray[np.int64]) -> None:
+    def _set(self, values: Matrix) -> None:
         """Point every column, and the cells that Python reads one by one, into `values`."""
         self._values = values
-        self.cells = {name: memoryview(row) for name, row in zip(COLUMNS, values, strict=True)}
-        (self.epoch, self.known, self.read, self.planned, self.computed) = values[:5]
-        (self.highest, self.limit, self.prompt, self.room, self.nameable) = values[5:10]
-        (self.flights, self.iterations, self.last, self.decided) = values[10:]
+        columns = values.T
+        self.cells = {name: memoryview(row) for name, row in zip(COLUMNS, columns, strict=True)}
+        self.known, self.read, self.computed = columns[KNOWN], columns[READ], columns[COMPUTED]
+        self.prompt = columns[PROMPT]
 
     def _grow(self) -> None:
-        slots = self._values.shape[1]
+        slots = len(self._values)
         more = max(SLOTS_MIN, slots)
-        self._set(np.pad(self._values, ((0, 0), (0, more))))
+        self._set(np.pad(self._values, ((0, more), (0, 0))))
         self._free.extend(range(slots + more - 1, slots - 1, -1))
 
     @property
     def slots_used(self) -> int:
         """Slots that sequences hold."""
-        slots: int = self._values.shape[1]
-        return slots - len(self._free)
+        return len(self._values) - len(self._free)
 
     def take(self, *, prompt: int, limit: int, last: int) -> int:
         """Return the slot of a new sequence with `prompt` tokens, all read."""
         if not self._free:
             self._grow()
         slot = self._free.pop()
-        self._values[:, slot] = 0
-        self.known[slot] = self.read[slot] = self.prompt[slot] = prompt
-        self.limit[slot] = limit
-        self.last[slot] = last
-        self.nameable[slot] = NEVER
+        self._values[slot] = 0
+        cells = self.cells
+        cells["known"][slot] = cells["read"][slot] = cells["prompt"][slot] = prompt
+        cells["limit"][slot] = limit
+        cells["last"][slot] = last
+        cells["nameable"][slot] = NEVER
         return slot
 
     def give_back(self, slot: int) -> None:
         """Let another sequence have a slot of which no step is in flight."""
-        assert self.flights[slot] == 0, "a late result would count for another sequence"
+        assert self.cells["flights"][slot] == 0, "a late result would count for another sequence"
         self._free.append(slot)
 
-    def pending(self, slots: Vector) -> Vector:
-        """Return how many tokens of each the next step may compute: Request.pending."""
-        pending: Vector = np.minimum(self.known[slots], self.limit[slots]) - self.planned[slots]
-        return pending
+    def outlook(self, slots: Vector) -> Outlook:
+        """Return Request.pending of each, and who wants one token or more."""
+        return self._rows.outlook(self._values, slots)
 
-    def reserve(self, slots: Vector, counts: Vector) -> Reservation:
-        """Take `counts` tokens of each in flight; whoever reaches its last known token samples."""
-        starts, known, last = self.planned[slots], self.known[slots], self.last[slots]
-        ends = starts + counts
-        samples = ends == known
-        # By position: below the highest computed is recompute, below the prompt's end prefill,
-        # else decode; one row may hold more than one kind.
-        decode_from = np.maximum(self.highest[slots], self.prompt[slots])
-        decodes = np.maximum(np.minimum(ends - decode_from, counts), 0)
-        self.planned[slots] = ends
-        self.known[slots] = known + samples
-        self.last[slots] = np.where(samples, PLACEHOLDER, last)
-        self.flights[slots] = self.flights[slots] + 1
-        self.iterations[slots] = self.iterations[slots] + 1
-        return Reservation(
-            slots=slots,
-            epochs=self.epoch[slots],
-            starts=starts,
-            counts=counts,
-            samples=samples,
-            output_indices=known - self.prompt[slots],
-            last=last,
-            decode_tokens=int(decodes.sum()),
-        )
+    def widen(self, slots: Vector) -> None:
+        """Note that each of these holds one block more."""
+        self._values[slots, ROOM] += self._block_tokens
 
-    def land(self, step: Reservation) -> int:
-        """Count a step's tokens as computed and return how many.
+    def reserve(self, slots: Vector, counts: Vector | None) -> Reservation:
+        """Take `counts` tokens of each in flight, None for one; the last known one samples."""
+        return self._rows.reserve(self._values, slots, counts, self._block_tokens)
 
-        A row of a sequence that was preempted or ended since then does not count.
-        """
-        slots, counts = step.slots, step.counts
-        self.flights[slots] = self.flights[slots] - 1
-        computed = self.computed[slots]
-        valid = (self.epoch[slots] == step.epochs) & (self.planned[slots] > computed)
-        if np.count_nonzero(valid) < len(slots):
-            slots, counts, computed = slots[valid], counts[valid], computed[valid]
-        computed += counts
-        self.computed[slots] = computed
-        self.highest[slots] = np.maximum(self.highest[slots], computed)
-        return int(counts.sum())
-
-    def learn(self, slots: Vector, tokens: Vector) -> Vector:
-        """Note the ids of one sampled token of each; return how many each has read now."""
-        read: Vector = self.read[slots] + 1
-        self.read[slots] = read
-        self.last[slots] = np.where(read == self.known[slots], tokens, PLACEHOLDER)
-        return read
+    def land(self, step: Reservation, tokens: Sequence[int], stops: Vector) -> Landing:
+        """Count a step's tokens as computed; `stops` are ids that may end a sequence."""
+        return self._rows.land(self._values, step, tokens, stops)

@@ -8,9 +8,14 @@ the one writer. Never decides who may run.
 import heapq
 from collections.abc import Callable, Collection, Sequence
 
+import numpy as np
+import numpy.typing as npt
+
 from engine.request import Request
 
 REBUILD_SLACK = 64
+
+Ranks = npt.NDArray[np.float64]
 
 
 class WaitingLine:
@@ -18,6 +23,7 @@ class WaitingLine:
 
     def __init__(self) -> None:
         self._heaps: dict[str, list[tuple[tuple[int, ...], int, Request]]] = {}
+        self._groups: tuple[str, ...] = ()  # the heaps' keys, one object until they change
         self._stale = 0
         self._count = 0
 
@@ -26,31 +32,42 @@ class WaitingLine:
 
     def push(self, request: Request) -> None:
         """Put a waiting or preempted sequence in its group's line."""
-        heap = self._heaps.setdefault(request.group, [])
+        heap = self._heaps.get(request.group)
+        if heap is None:
+            heap = self._heaps[request.group] = []
+            self._groups = tuple(self._heaps)
         heapq.heappush(heap, (request.rank, request.number, request))
         self._count += 1
 
     def head(
         self,
-        group_ranks: Callable[[Sequence[str]], Sequence[float]] | None = None,
+        group_ranks: Callable[[tuple[str, ...]], Ranks] | None = None,
         skip: Collection[str] = (),
     ) -> Request | None:
         """Return the first in line, None when nobody waits outside the skipped groups.
 
         Groups compare by group_ranks first, their heads by rank; without it by rank alone.
         """
-        heaps = self._heaps
-        while True:
-            groups = [group for group in heaps if group not in skip] if skip else list(heaps)
-            if not groups:
-                return None
-            if group_ranks is not None and len(groups) > 1:
-                ranks = group_ranks(groups)
-                first = min(ranks)
-                groups = [group for group, rank in zip(groups, ranks, strict=True) if rank == first]
+        while groups := self._first_groups(group_ranks, skip):
             gone = [group for group in groups if self._is_gone(group)]
             if not gone:
-                return min(heaps[group][0] for group in groups)[2]
+                return min(self._heaps[group][0] for group in groups)[2]
+        return None
+
+    def _first_groups(
+        self, group_ranks: Callable[[tuple[str, ...]], Ranks] | None, skip: Collection[str]
+    ) -> Sequence[str]:
+        """Return the groups of least rank that are not skipped."""
+        groups = self._groups
+        if group_ranks is None or len(groups) < 2:
+            return [group for group in groups if group not in skip] if skip else groups
+        ranks = group_ranks(groups)
+        if skip:
+            ranks = np.where([group in skip for group in groups], np.inf, ranks)
+        least = ranks.min()
+        if least == np.inf:
+            return ()
+        return [groups[place] for place in (ranks == least).nonzero()[0].tolist()]
 
     def _is_gone(self, group: str) -> bool:
         """Drop finished entries from the top of a group's heap; True if the whole heap went."""
@@ -59,8 +76,12 @@ class WaitingLine:
             heapq.heappop(heap)
             self._stale -= 1
         if not heap:
-            del self._heaps[group]
+            self._drop(group)
         return not heap
+
+    def _drop(self, group: str) -> None:
+        del self._heaps[group]
+        self._groups = tuple(self._heaps)
 
     def pop(self, request: Request) -> None:
         """Take out the sequence that `head` returned."""
@@ -87,5 +108,5 @@ class WaitingLine:
             if alive:
                 self._heaps[group] = alive
             else:
-                del self._heaps[group]
+                self._drop(group)
         self._stale = 0

@@ -18,11 +18,11 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 TESTS = tuple(
     f"tests/test_{name}.py"
-    for name in ("timelines", "running", "waiting", "scheduler", "policies", "oracle")
+    for name in ("rows", "timelines", "running", "waiting", "scheduler", "policies", "oracle")
 )
 TARGETS = (
     *("scheduler", "roster", "admission", "draft", "kv", "waiting", "batching", "policies"),
-    *("table", "running"),
+    *("table", "rows", "running"),
 )
 SURVIVORS_MAX_SHARE = 0.1
 SWAPS: dict[type[ast.AST], type[ast.AST]] = {
@@ -105,16 +105,16 @@ PLANTED = (
     ),
     Mutant(
         "late rows count as computed",
-        "engine/table.py",
-        "valid = (self.epoch[slots] == step.epochs) & (self.planned[slots] > computed)",
-        "valid = computed >= 0",
+        "kernels/cpu/rows.cpp",
+        "row[EPOCH] == reserved[EPOCHS * n + i] && row[PLANNED] > row[COMPUTED]",
+        "row[COMPUTED] >= 0",
     ),
 )
 
 
 def copy_tree(folder: Path) -> Path:
     """Copy what the scheduler's tests need."""
-    for name in ("engine", "telemetry", "tests", "bench"):
+    for name in ("engine", "kernels", "telemetry", "tests", "bench"):
         ignore = shutil.ignore_patterns("__pycache__", "*.csv")
         shutil.copytree(ROOT / name, folder / name, ignore=ignore)
     shutil.copy(ROOT / "pyproject.toml", folder)

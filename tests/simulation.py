@@ -15,9 +15,9 @@ from engine.messages import Abort, Delta, Gains, SamplingParams, Submit
 from engine.plan import Plan, StepOutput
 from engine.policies import POLICIES
 from engine.request import Request
+from engine.rows import PLACEHOLDER
 from engine.scheduler import Scheduler
 from engine.step_model import StepTimes
-from engine.table import PLACEHOLDER
 from telemetry.records import Fault, Iteration, RequestEnd, RequestStart, StepModel
 
 EOS = 2
@@ -115,11 +115,11 @@ class FakeRunner:
     def _read(self, plan: Plan, row: int, request: int) -> None:
         """Check a row's whole past when it does not simply go on where it was."""
         start, end = plan.start_positions[row], plan.start_positions[row] + plan.token_counts[row]
-        if self._reached.get(request) != (start, plan.epochs[row]):
+        if self._reached.get(request) != (start, int(plan.reserved.epochs[row])):
             for position in range(start):
                 there = self._written.get(self._place(plan, row, position))
                 assert there == self._token(request, position), "reads what was never written"
-        self._reached[request] = (end, plan.epochs[row])
+        self._reached[request] = (end, int(plan.reserved.epochs[row]))
 
     def forget(self, request: int) -> None:
         self.prompts.pop(request, None)

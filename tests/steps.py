@@ -94,7 +94,6 @@ def plan_of(step: int, parts: tuple[tuple[Row, int], ...]) -> Plan:
         last = row.computed + count
         assert 0 < count <= len(row.tokens) - row.computed
         plan.requests.append(row.request)
-        plan.epochs.append(0)
         plan.start_positions.append(row.computed)
         plan.token_counts.append(count)
         plan.token_ids.extend(row.tokens[row.computed : last])

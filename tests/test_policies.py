@@ -232,9 +232,23 @@ def test_fair_counts_a_decode_twice() -> None:
     simulation.add("D", 1, 13, tenant="decodes")
     simulation.drain()
     policy = simulation.scheduler.policy
-    prompts, decodes = policy.group_ranks(["prompts", "decodes"])
+    prompts, decodes = policy.group_ranks(("prompts", "decodes"))
     assert prompts == 24
     assert decodes == 1 + 12 * DECODE_WEIGHT
+
+
+def test_fair_outlives_lines_whose_tenants_it_has_forgotten() -> None:
+    """Aborted ones stay in their heaps until they surface; by then nobody knows their tenant."""
+    simulation = Simulation(scheduling_policy="fair", tenants_max=2, max_num_seqs=1, kv_blocks=32)
+    simulation.add("running", 4, 40, tenant="busy")
+    simulation.step()
+    for number in range(12):
+        simulation.add(f"gone{number}", 4, 4, tenant=f"tenant-{number}")
+        simulation.cancel(f"gone{number}")
+    waiting = [simulation.add(name, 4, 4, tenant=name) for name in ("one", "two")]
+    simulation.drain()
+    ends = {end.request: end.finish for end in simulation.emitted.ends}
+    assert [ends[number] for number in waiting] == ["length", "length"]
 
 
 def test_slo_gives_up_on_nobody_before_its_latest_start_is_past() -> None:

@@ -14,8 +14,8 @@ from engine.batch import PackedBatch
 from engine.config import ConfigError, EngineConfig
 from engine.messages import SamplingParams
 from engine.plan import Plan
+from engine.rows import PLACEHOLDER
 from engine.runner import ModelRunner, device_facts
-from engine.table import PLACEHOLDER
 from engine.timer import CallTimer
 from tests import tiny
 from tests.steps import GREEDY, Hand, Row, load, plan_of
