@@ -16,7 +16,7 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import Scope
 
-from server import openai_api, openapi, requests_api, session_api, system_api
+from server import openai_api, openapi, requests_api, session_api, system_api, traffic_api
 from server.context import Context
 from server.errors import ApiError
 from server.gate import Gate, error_response
@@ -95,6 +95,7 @@ def build_app(context: Context) -> Starlette:
             *requests_api.ROUTES,
             *system_api.ROUTES,
             *session_api.ROUTES,
+            *traffic_api.ROUTES,
             *openapi.ROUTES,
             *telemetry_routes,
             *record_routes,

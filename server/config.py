@@ -51,7 +51,10 @@ class ServerConfig:
         "origins whose pages may use the API, comma separated; * for any", ""
     )
     replica: str = setting("name of this server among its replicas", "iterscope")
-    show_prompts: bool = setting("write the prompt of each request into the log", False)
+    show_prompts: bool = setting("write prompts into the log, and show them on the page", False)
+    try_it: bool | None = setting(
+        "let the page send prompts; by default on this machine's own address alone", None
+    )
     log_level: str = setting("least severe log line to print", "info", LOG_LEVELS)
     log_format: str = setting("how log lines look", "text", LOG_FORMATS)
     body_bytes_max: int = setting("most bytes of a request body", 8 * 2**20)

@@ -16,7 +16,9 @@ from server.engine_client import EngineClient
 from server.explainer import Explainer
 from server.gate import Checks
 from server.generation import Generations
+from server.prompts import Prompts
 from server.tokenizer import Tokenizer
+from server.traffic import Traffic
 from server.watchdog import Watchdog
 from telemetry.bus import Bus
 from telemetry.history import History
@@ -29,7 +31,7 @@ class Context:
     """The parts of one running server.
 
     `model_names` are the names a client may ask for, the served one first. `template` is None for
-    a model that cannot chat, and `template_fault` then says why.
+    a model that cannot chat, and `template_fault` then says why; `prompts` unless they are shown.
     """
 
     config: ServerConfig
@@ -46,6 +48,8 @@ class Context:
     template: ChatTemplate | None
     template_fault: str
     generations: Generations
+    prompts: Prompts | None
+    traffic: Traffic
     checks: Checks
     model_names: tuple[str, ...]
 

@@ -23,13 +23,13 @@ from server.engine_client import EngineClient
 from server.errors import ApiError, overdue
 from server.explainer import Explainer
 from server.log import facts
+from server.prompts import TOKENS_SHOWN, Prompts
 from server.receipt import receipt_of
 from server.sequence import Sequence, Submission
 from server.tokenizer import Tokenizer
 from telemetry.bus import Bus
 from telemetry.records import CancelCause, Delivery, Fault
 
-PROMPT_TOKENS_SHOWN = 1000
 SEED_STEP = 0x9E3779B97F4A7C15
 """2**64 over the golden ratio: seeds of one request's choices lie far apart."""
 
@@ -64,10 +64,13 @@ class Job:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
-    """What every generation needs of the server; queue_deadline_s None lets requests wait."""
+    """What every generation needs of the server; queue_deadline_s None lets requests wait.
+
+    `prompts` is None unless prompts may be shown.
+    """
 
     queue_deadline_s: float | None
-    show_prompts: bool = False
+    prompts: Prompts | None = None
     engine: EngineClient
     tokenizer: Tokenizer
     bus: Bus
@@ -137,6 +140,8 @@ class Generation:
                     received_at_ns=job.received_at_ns,
                 )
                 sequence = self._parts.engine.submit(submission)
+                if self._parts.prompts is not None:
+                    self._parts.prompts.keep(submission.request_id, prompt)
                 self.choices.append(
                     Choice(
                         index,
@@ -242,8 +247,8 @@ class Generation:
         self.abandon("client")
         for _, delivery in self.deliveries():
             self._parts.bus.publish(delivery)
-        if self._parts.show_prompts:
-            self._tell_prompts()
+        if self._parts.prompts is not None:
+            self._tell_prompts(self._parts.prompts)
         self._log.info("%s", facts(self._ended()))
 
     def deliveries(self) -> list[tuple[Sequence, Delivery]]:
@@ -269,13 +274,12 @@ class Generation:
         settled = await self._parts.explainer.settled(self.deliveries())
         return receipt_of(settled) if settled else {}
 
-    def _tell_prompts(self) -> None:
+    def _tell_prompts(self, prompts: Prompts) -> None:
         """Write the prompts into the log, as JSON so that they can forge no line of it."""
         for prompt in self.job.prompts:
-            detokenizer = self._parts.tokenizer.detokenizer(special=True)
-            text = "".join(map(detokenizer.add, prompt[:PROMPT_TOKENS_SHOWN]))
-            more = len(prompt) - PROMPT_TOKENS_SHOWN
-            shown = msgspec.json.encode(text).decode() + (f" and {more} tokens" * (more > 0))
+            more = len(prompt) - TOKENS_SHOWN
+            shown = msgspec.json.encode(prompts.text(prompt)).decode()
+            shown += f" and {more} tokens" * (more > 0)
             self._log.info("prompt of %s: %s", self.id, shown)
 
     def _open(self) -> Iterable[Choice]:

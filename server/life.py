@@ -34,9 +34,11 @@ from server.generation import Generations, Parts
 from server.keys import KEY_CHARS_ADVISED, KeyRing
 from server.log import facts
 from server.origins import is_loopback
+from server.prompts import Prompts
 from server.queue import Queue, limits_of
 from server.recording import build_recorder
 from server.served_model import Model
+from server.traffic import Traffic
 from server.watchdog import Watchdog
 from telemetry.bus import Bus
 from telemetry.history import History
@@ -122,9 +124,10 @@ def build_context(config: ServerConfig, model: Model, keys: KeyRing | None) -> C
     history = History(bus=bus, config=config.telemetry)
     explainer = Explainer(bus=bus, clock=clock)
     watchdog = Watchdog(engine, hang_s=config.engine_hang_s)
+    prompts = Prompts(model.tokenizer) if config.show_prompts else None
     parts = Parts(
         queue_deadline_s=config.queue_deadline_s,
-        show_prompts=config.show_prompts,
+        prompts=prompts,
         engine=engine,
         tokenizer=model.tokenizer,
         bus=bus,
@@ -153,6 +156,8 @@ def build_context(config: ServerConfig, model: Model, keys: KeyRing | None) -> C
         template=model.template,
         template_fault=model.template_fault,
         generations=Generations(parts),
+        prompts=prompts,
+        traffic=Traffic(),
         checks=checks_of(config, keys, queue),
         model_names=model.names,
     )

@@ -2,7 +2,8 @@
 
 Owns the handlers of /v1/requests; server/app.py puts them in its table. An explanation comes from
 the ring, or from the history where the ring no longer reaches back to the request's arrival. Must
-never show a word of a prompt, and never go through iterations on the event loop.
+never show a word of a prompt unless --show-prompts says so, and never go through iterations on the
+event loop.
 """
 
 import asyncio
@@ -89,7 +90,14 @@ def _explained(context: Context, asked: str, deliveries: Mapping[int, Delivery])
         return None
     if case.delivery is None:
         case = replace(case, delivery=deliveries.get(case.start.request))
-    return msgspec.json.encode(explain(case))
+    return msgspec.json.encode(_with_prompt(context, explain(case)))
+
+
+def _with_prompt(context: Context, body: dict[str, Any]) -> dict[str, Any]:
+    """Add the prompt where the operator shows prompts; without that there is no such field."""
+    if context.prompts is not None:
+        body["prompt"] = context.prompts.of(body["request_id"])
+    return body
 
 
 def _older(context: Context, asked: str) -> Case | None:
@@ -136,8 +144,7 @@ def _not_in_yet(context: Context, generation: Generation) -> bytes:
         whole=True,
         told={},
     )
-    body: dict[str, Any] = explain(case)
-    return msgspec.json.encode(body)
+    return msgspec.json.encode(_with_prompt(context, explain(case)))
 
 
 async def cancel_request(request: Request) -> Response:

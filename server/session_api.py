@@ -10,10 +10,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from server.config import ServerConfig
 from server.context import context_of
 from server.errors import ApiError, invalid
 from server.keys import Caller
 from server.openai_api import answer
+from server.origins import is_loopback
 from server.sessions import set_cookie, token_in
 
 NO_STORE = {"cache-control": "no-store"}
@@ -27,15 +29,30 @@ class SignIn(msgspec.Struct, frozen=True):
 
 
 async def session(request: Request) -> Response:
-    """Answer GET /session: is a key needed here, and is this browser signed in."""
+    """Answer GET /session: is a key needed here, is this browser signed in, what may the page do.
+
+    `try_it` is "on" or "off", or "loopback": for a page that came from this machine alone.
+    """
     context = context_of(request)
     caller = _caller(request)
     content = {
         "key_needed": context.checks.keys is not None,
         "signed_in": caller is not None,
         "name": caller.name if caller else None,
+        "try_it": try_it(context.config),
     }
     return answer(content, NO_STORE)
+
+
+def try_it(config: ServerConfig) -> str:
+    """Return "on", "off" or "loopback": whoever serves others says first that pages may send.
+
+    A proxy on this machine speaks to us by loopback for everybody, so the page looks at its own
+    address too. This keeps a page from tempting people; who may generate is the keys' affair.
+    """
+    if config.try_it is not None:
+        return "on" if config.try_it else "off"
+    return "loopback" if is_loopback(config.host) else "off"
 
 
 async def sign_in(request: Request) -> Response:
