@@ -18,8 +18,10 @@ from starlette.types import Scope
 
 from server import openai_api, openapi, requests_api, session_api, system_api, traffic_api
 from server.context import Context
+from server.diff_api import diff_routes
 from server.errors import ApiError
 from server.gate import Gate, error_response
+from server.incidents_api import incidents_routes
 from server.queries_api import queries_routes
 from server.queue import QueueFull
 from server.record_api import record_routes
@@ -101,6 +103,9 @@ def build_app(context: Context) -> Starlette:
             *record_routes,
             *queries_routes,
             Mount("/dashboard", Page(directory=DASHBOARD, html=True)),
+            *incidents_routes,
+            *diff_routes,
+            Route("/dashboard", _to_page, methods=["GET"], include_in_schema=False),
             Route("/", _root, methods=["GET"]),
         ],
         middleware=[Middleware(Gate, checks=context.checks)],

@@ -11,6 +11,7 @@ from starlette.requests import Request
 from engine.spec import ModelSpec
 from server.chat_template import ChatTemplate
 from server.clock import Clock
+from server.comparisons import Comparisons
 from server.config import ServerConfig
 from server.engine_client import EngineClient
 from server.explainer import Explainer
@@ -21,6 +22,7 @@ from server.tokenizer import Tokenizer
 from server.traffic import Traffic
 from server.watchdog import Watchdog
 from telemetry.bus import Bus
+from telemetry.case_files import CaseFiles
 from telemetry.history import History
 from telemetry.metrics import Metrics
 from telemetry.recorder import Recorder
@@ -40,6 +42,8 @@ class Context:
     history: History
     metrics: Metrics
     recorder: Recorder
+    case_files: CaseFiles
+    comparisons: Comparisons
     explainer: Explainer
     spec: ModelSpec
     engine: EngineClient

@@ -20,13 +20,12 @@ from server.source import NoAnswer, Source, add_source_flags, file_source, sourc
 from server.terminal import ANSWERED, MISUSE, WRONG, open_console, printable, refuse
 from telemetry.diff import Change, Diff, Setting, compare
 from telemetry.sides import Side, read_side
-from telemetry.spans import BadRange, Span, TimeRange, runs_of, shown, spans_of, window_of
+from telemetry.spans import BadRange, Span, TimeRange, shown, spans_named, spans_of
 
 STYLES = {"worse": "bold red", "better": "bold green", "unknown": "dim"}
 BAR_CELLS = 24
 SHARE_MAX = 20
 """A change by more than so many times is not told in percent."""
-WORDS = {"last": -1, "previous": -2}
 
 
 def add_diff_flags(parser: argparse.ArgumentParser) -> None:
@@ -94,25 +93,11 @@ class _Sides:
 
 
 def _spans(source: Source, text: str) -> list[Span]:
-    runs = runs_of(source.ask)
-    if not runs:
-        raise BadRange(f"nothing is on record in {source.name}")
-    if "/" in text:
-        now: int = max(run.to_unix_us for run in runs)
-        if source.url is not None:
-            now = source.ask("SELECT epoch_us(now())").rows[0][0]
-        return spans_of(source.ask, window_of(text, now_unix_us=now))
-    if text in WORDS:
-        found = runs[WORDS[text] :][:1] if len(runs) >= -WORDS[text] else []
-    else:
-        found = [run for run in runs if run.run_id == text]
-        found = found or [run for run in runs if run.run_id.startswith(text)]
-    if not found and text in WORDS:
-        raise BadRange(f"there is no {text!r} run; on record is only {runs[-1].run_id}")
-    if len(found) != 1:
-        what = "several runs begin with" if found else "there is neither a file nor a run"
-        raise BadRange(f"{what} {text!r}; on record: {', '.join(run.run_id for run in runs[-5:])}")
-    return found
+    """Return what a text names; a server counts times ago from now, files from their end."""
+    now: int | None = None
+    if source.url is not None and "/" in text:
+        now = source.ask("SELECT epoch_us(now())").rows[0][0]
+    return spans_named(source.ask, text, now_unix_us=now)
 
 
 # ---- for people

@@ -23,6 +23,7 @@ import uvicorn
 from engine.messages import Progress
 from server.app import build_app
 from server.clock import Clock
+from server.comparisons import Comparisons
 from server.config import ServerConfig, shown
 from server.connections import Connections, enough_descriptors
 from server.context import Context
@@ -41,6 +42,7 @@ from server.served_model import Model
 from server.traffic import Traffic
 from server.watchdog import Watchdog
 from telemetry.bus import Bus
+from telemetry.case_files import CaseFiles
 from telemetry.history import History
 from telemetry.metrics import Metrics
 from telemetry.records import CancelCause
@@ -107,6 +109,14 @@ def _metrics(config: ServerConfig, model: Model, bus: Bus, history: History) -> 
     )
 
 
+def _case_files(config: ServerConfig, history: History) -> CaseFiles:
+    return CaseFiles(
+        lambda: history.status().folder,
+        rows_max=config.telemetry.sql_rows_max,
+        deadline_s=config.telemetry.sql_deadline_s,
+    )
+
+
 def build_context(config: ServerConfig, model: Model, keys: KeyRing | None) -> Context:
     """Return the parts of a server, put together and not started. Needs a running event loop."""
     clock = Clock.start()
@@ -122,6 +132,7 @@ def build_context(config: ServerConfig, model: Model, keys: KeyRing | None) -> C
         queue=queue,
     )
     history = History(bus=bus, config=config.telemetry)
+    case_files = _case_files(config, history)
     explainer = Explainer(bus=bus, clock=clock)
     watchdog = Watchdog(engine, hang_s=config.engine_hang_s)
     prompts = Prompts(model.tokenizer) if config.show_prompts else None
@@ -148,6 +159,8 @@ def build_context(config: ServerConfig, model: Model, keys: KeyRing | None) -> C
             clock=clock,
             stalled_s=lambda: watchdog.stalled_s if engine.state == "ready" else 0.0,
         ),
+        case_files=case_files,
+        comparisons=Comparisons(history, case_files, now_unix_us=lambda: _now_unix_us(bus, clock)),
         explainer=explainer,
         spec=model.spec,
         engine=engine,
@@ -161,6 +174,12 @@ def build_context(config: ServerConfig, model: Model, keys: KeyRing | None) -> C
         checks=checks_of(config, keys, queue),
         model_names=model.names,
     )
+
+
+def _now_unix_us(bus: Bus, clock: Clock) -> int:
+    """Return the present as the record has it: the wall clock may have stepped since the start."""
+    run = bus.snapshot().run
+    return time.time_ns() // 1000 if run is None else run.started_unix_us + clock.now_ns() // 1000
 
 
 class Life:
@@ -336,6 +355,7 @@ class Life:
         await context.engine.stop(ENGINE_S if context.engine.state == "ready" else 0.0)
         await context.explainer.stop()
         await asyncio.to_thread(context.recorder.stop)
+        await asyncio.to_thread(context.case_files.close)
         await asyncio.to_thread(context.history.close)
         context.metrics.stop()
         context.tokenizer.close()

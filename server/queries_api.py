@@ -29,17 +29,17 @@ async def queries(_: Request) -> Response:
 
 async def query(request: Request) -> Response:
     """GET or POST /telemetry/queries/{name}: run one, parameters in the address or as a body."""
-    bound = bind(request.path_params["name"], await _given(request))
+    bound = bind(request.path_params["name"], await given(request))
     return await answer_sql(request, bound.sql, bound.parameters)
 
 
-def bind(name: str, given: Mapping[str, object]) -> Bound:
+def bind(name: str, values: Mapping[str, object]) -> Bound:
     """Return a query with its parameters; raises ApiError, 404 or the 400 of a parameter."""
     found = catalogue().get(name)
     if found is None:
         raise ApiError(404, "there is no such query; GET /telemetry/queries lists them")
     try:
-        return found.bind(given)
+        return found.bind(values)
     except ParameterError as error:
         raise invalid(error.parameter, str(error), code="bad_parameter") from error
 
@@ -77,8 +77,8 @@ def _parameter(parameter: Parameter) -> dict[str, Any]:
     }
 
 
-async def _given(request: Request) -> dict[str, object]:
-    """Return the parameters of the address, and those of a POST's body."""
+async def given(request: Request) -> dict[str, object]:
+    """Return the parameters of the address, and those of a POST's body; raises ApiError."""
     pairs: list[tuple[str, object]] = list(request.query_params.multi_items())
     if request.method == "POST" and (body := await read_body(request)):
         try:

@@ -1,14 +1,12 @@
 """The flight recorder over HTTP: a range of the record as one file, made and sent.
 
-Owns POST /telemetry/record and GET /telemetry/incidents; server/app.py puts `record_routes` in its
-table. A client says which range and why, never where: the server names the file, in its own folder
-of incidents. Must never make a file on the event loop.
+Owns POST /telemetry/record; server/app.py puts `record_routes` in its table, and incidents_api.py
+answers from what was recorded. A client says which range and why, never where: the server names the
+file, in its own folder of incidents. Must never make a file on the event loop.
 """
 
 import asyncio
 import time
-from contextlib import suppress
-from pathlib import Path
 
 import duckdb
 import msgspec
@@ -20,7 +18,7 @@ from server.context import context_of
 from server.errors import ApiError, invalid
 from server.telemetry_api import read_body
 from telemetry.database import HistoryUnavailable
-from telemetry.incidents import Note, incident_files
+from telemetry.incidents import Note
 from telemetry.recorder import RecorderBusy
 from telemetry.segments import Stopped
 from telemetry.spans import BadRange, range_of
@@ -66,22 +64,4 @@ async def record(request: Request) -> Response:
     return FileResponse(path, media_type=FILE_TYPE, filename=path.name)
 
 
-async def incidents(request: Request) -> Response:
-    """GET /telemetry/incidents: the recorded files of this server's folder, newest first."""
-    status = context_of(request).history.status()
-    listed = await asyncio.to_thread(_listed, status.folder) if status.folder else []
-    return Response(msgspec.json.encode({"data": listed}), media_type="application/json")
-
-
-record_routes = (
-    Route("/telemetry/record", record, methods=["POST"]),
-    Route("/telemetry/incidents", incidents, methods=["GET"]),
-)
-
-
-def _listed(folder: str) -> list[dict[str, object]]:
-    found = []
-    for path in reversed(incident_files(Path(folder))):
-        with suppress(FileNotFoundError):  # its time was over meanwhile
-            found.append({"name": path.name, "bytes": path.stat().st_size})
-    return found
+record_routes = (Route("/telemetry/record", record, methods=["POST"]),)

@@ -6,6 +6,7 @@ Must never run SQL, and never hold an answer for a client that takes nothing.
 """
 
 import asyncio
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
 
@@ -15,7 +16,9 @@ from starlette.types import Receive, Scope, Send
 
 from server.errors import ApiError
 from telemetry.answer import Format, QueryError
+from telemetry.case_files import CaseFiles, NoSuchFile
 from telemetry.history import History
+from telemetry.queries import Asked
 from telemetry.query_lane import QueriesBusy, QueryUnavailable
 from telemetry.sandbox import DeadlinePassed, QueryBroken
 from telemetry.wire import Answered, Parameters
@@ -35,30 +38,55 @@ class SqlQuestion:
     format: Format
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SqlPlace:
+    """Who answers: `submit` takes the question, and an answer may take `patience_s`."""
+
+    submit: Callable[[SqlQuestion], Asked]
+    patience_s: float
+
+
+def in_history(history: History) -> SqlPlace:
+    """Return the server's own record, everything published so far included."""
+
+    def submit(asked: SqlQuestion) -> Asked:
+        return history.queries.submit(
+            asked.sql,
+            asked.parameters,
+            before=lambda: history.flush(FLUSH_S),
+            format=asked.format,
+        )
+
+    return SqlPlace(submit=submit, patience_s=history.queries.patience_s)
+
+
+def in_file(files: CaseFiles, name: str) -> SqlPlace:
+    """Return a recorded file by its name."""
+
+    def submit(asked: SqlQuestion) -> Asked:
+        return files.submit(name, asked.sql, asked.parameters, format=asked.format)
+
+    return SqlPlace(submit=submit, patience_s=files.patience_s)
+
+
 class SqlResponse(Response):
     """Answers one SELECT; nobody can be asked in the client's place once it has left."""
 
-    def __init__(self, history: History, question: SqlQuestion, *, client_stall_s: float) -> None:
+    def __init__(self, place: SqlPlace, question: SqlQuestion, *, client_stall_s: float) -> None:
         super().__init__()
-        self._history = history
+        self._place = place
         self._question = question
         self._client_stall_s = client_stall_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Write the answer, or raise ApiError before the first byte."""
-        question, history = self._question, self._history
         try:
-            with history.queries.submit(
-                question.sql,
-                question.parameters,
-                before=lambda: history.flush(FLUSH_S),
-                format=question.format,
-            ) as asked:
+            with self._place.submit(self._question) as asked:
                 answered = await self._answered(receive, asked.future)
                 if answered is not None:
                     await self._write(send, answered)
         except QueryError as error:
-            await _refusal(error)(scope, receive, send)
+            await refusal(error)(scope, receive, send)
 
     async def _answered(self, receive: Receive, future: "Future[Answered]") -> Answered | None:
         """Wait for the answer; None when the client left before."""
@@ -67,7 +95,7 @@ class SqlResponse(Response):
         try:
             done, _ = await asyncio.wait(
                 (answer, leaving),
-                timeout=self._history.queries.patience_s,
+                timeout=self._place.patience_s,
                 return_when=asyncio.FIRST_COMPLETED,
             )
             if answer in done:
@@ -104,8 +132,10 @@ async def _left(receive: Receive) -> None:
         pass
 
 
-def _refusal(error: QueryError) -> Response:
+def refusal(error: QueryError) -> Response:
     """Return the error in OpenAI's shape; a 400 says where in the query the fault is."""
+    if isinstance(error, NoSuchFile):
+        raise ApiError(404, error.message, code="no_such_file") from error
     if isinstance(error, QueriesBusy):
         headers = {"Retry-After": str(RETRY_AFTER_S)}
         raise ApiError(429, error.message, code="sql_busy", headers=headers) from error

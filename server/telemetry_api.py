@@ -14,7 +14,7 @@ from starlette.routing import Route
 
 from server.context import context_of
 from server.errors import ApiError, invalid
-from server.sql_response import SqlQuestion, SqlResponse
+from server.sql_response import SqlPlace, SqlQuestion, SqlResponse, in_history
 from server.telemetry_stream import StreamRequest, TelemetryStream
 from telemetry.answer import Format
 from telemetry.records import KINDS
@@ -54,18 +54,22 @@ async def stream(request: Request) -> TelemetryStream:
 
 async def sql(request: Request) -> Response:
     """POST /telemetry/sql: one SELECT over the history, everything published so far included."""
-    asked = await _sql_request(request)
+    asked = await sql_request(request)
     return await answer_sql(request, asked.sql, asked.parameters, asked.format)
 
 
 async def answer_sql(
-    request: Request, text: str, parameters: list[Scalar], format: Format | None = None
+    request: Request,
+    text: str,
+    parameters: list[Scalar],
+    format: Format | None = None,
+    place: SqlPlace | None = None,
 ) -> Response:
-    """Answer one SELECT of a client, or a named one, with all that is published so far."""
+    """Answer one SELECT, a client's or a named one, from all that is published or from `place`."""
     context = context_of(request)
     wanted = format or ("csv" if _prefers_csv(request.headers.get("accept", "")) else "json")
     return SqlResponse(
-        context.history,
+        place or in_history(context.history),
         SqlQuestion(sql=text, parameters=parameters, format=wanted),
         client_stall_s=context.config.client_stall_s,
     )
@@ -103,7 +107,8 @@ def _hz(text: str) -> float:
     return min(HZ_MAX, max(HZ_MIN, hz))
 
 
-async def _sql_request(request: Request) -> SqlRequest:
+async def sql_request(request: Request) -> SqlRequest:
+    """Return the body of a query, checked; raises ApiError."""
     try:
         return msgspec.json.decode(await read_body(request), type=SqlRequest)
     except msgspec.DecodeError as error:

@@ -9,11 +9,14 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
+from types import MappingProxyType
 from typing import Any, Protocol
 
 LENGTH = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ms|s|m|h|d)")
 SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+RUN_WORDS = MappingProxyType({"last": -1, "previous": -2})
+"""What names a run by its place, and that place."""
 
 
 class Page(Protocol):
@@ -151,6 +154,31 @@ def spans_of(ask: Ask, asked: TimeRange, *, now_unix_us: int | None = None) -> l
             found.append(replace(run, from_ns=begin, to_ns=end))
     if not found:
         raise BadRange(f"nothing on record in that range; the newest record is of {shown(newest)}")
+    return found
+
+
+def spans_named(ask: Ask, text: str, *, now_unix_us: int | None = None) -> list[Span]:
+    """Return what one side of a comparison names, oldest first; raises BadRange.
+
+    A side is a window `FROM/TO`, a run_id or its beginning, `last` or `previous`. Times ago count
+    back from `now_unix_us`, or where that is None from the newest record.
+    """
+    runs = runs_of(ask)
+    if not runs:
+        raise BadRange("nothing is on record")
+    if "/" in text:
+        now = max(run.to_unix_us for run in runs) if now_unix_us is None else now_unix_us
+        return spans_of(ask, window_of(text, now_unix_us=now))
+    if text in RUN_WORDS:
+        place = RUN_WORDS[text]
+        if len(runs) < -place:
+            raise BadRange(f"there is no {text!r} run; on record is only {runs[-1].run_id}")
+        return [runs[place]]
+    found = [run for run in runs if run.run_id == text]
+    found = found or [run for run in runs if text and run.run_id.startswith(text)]
+    if len(found) != 1:
+        what = "several runs begin with" if found else "there is neither a file nor a run"
+        raise BadRange(f"{what} {text!r}; on record: {', '.join(run.run_id for run in runs[-5:])}")
     return found
 
 
