@@ -5,6 +5,7 @@ routes. Knows keys, sessions, origins and bodies, and asks each. Must never read
 costs a plain request some microseconds.
 """
 
+import posixpath
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -152,7 +153,9 @@ def _nobody(method: str, headers: Mapping[bytes, bytes], path: str) -> Response:
     """Return the answer to one without a key: people at a browser are led to the login page."""
     reads = method == "GET" and b"text/html" in headers.get(b"accept", b"")
     if reads and (path == "/" or path.startswith("/dashboard")):
-        return RedirectResponse(LOGIN + "?from=page", status_code=303)
+        # Relative: a proxy may have put all of this under a prefix that nobody told us of.
+        login = posixpath.relpath(LOGIN, posixpath.dirname(path))
+        return RedirectResponse(login + "/?from=page", status_code=303)
     challenge = {"WWW-Authenticate": "Bearer"}
     message = "the API key is missing or wrong"
     return error_response(ApiError(401, message, code="invalid_api_key", headers=challenge))

@@ -135,7 +135,7 @@ def document(routes: Iterable[BaseRoute]) -> Schema:
     """Return the OpenAPI document of the routes that serve programs."""
     paths: dict[str, Schema] = {}
     for route in routes:
-        if isinstance(route, Route) and route.path != "/":
+        if isinstance(route, Route) and route.include_in_schema:
             path = _PARAMETER.sub(r"{\1}", route.path)
             for method in sorted((route.methods or set()) - {"HEAD"}):
                 paths.setdefault(path, {})[method.lower()] = _operation(route)

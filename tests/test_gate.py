@@ -7,6 +7,7 @@ import asyncio
 import logging
 from pathlib import Path
 from typing import Any
+from urllib.parse import urljoin
 
 import httpx
 import pytest
@@ -80,12 +81,20 @@ def test_the_key_guards_everything_but_health_and_the_login_page() -> None:
 
 
 def test_a_browser_without_a_key_is_led_to_the_login_page() -> None:
-    for path, status in (("/dashboard/", 303), ("/", 303), ("/metrics", 401), ("/v1/models", 401)):
+    login = "/dashboard/login/?from=page"
+    for path, led in (
+        ("/dashboard/", login),
+        ("/dashboard", login),
+        ("/dashboard/score/lanes.js", login),
+        ("/", login),
+        ("/metrics", None),
+        ("/v1/models", None),
+    ):
         answer = gated(key="s" * 20, path=path).answer(accept="text/html,*/*")
-        assert answer.status_code == status
-        assert (answer.headers.get("location") or "").startswith("/dashboard/login/") == (
-            status == 303
-        )
+        assert answer.status_code == (303 if led else 401)
+        for prefix in ("", "/behind/a/proxy"):
+            location = answer.headers.get("location")
+            assert not led or urljoin(prefix + path, location) == prefix + led
 
 
 def test_a_ring_compares_every_key() -> None:

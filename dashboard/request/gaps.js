@@ -1,4 +1,4 @@
-// Owns: the model of the gap strip: a bar a token, as tall as the gap before it, what colour it has,
+// Owns: the model of the gap strip: a bar a token, as tall as the gap before it, how it is filled,
 // and the words of the slow ones. Called by: picture.js and parts.js. Pure of pixels.
 // A gap is named only when it stands out, by a cause that is not the request's own work.
 

@@ -87,7 +87,8 @@ test('a slow gap is named in the words of its worst foreign cause', () => {
   const preempted = gap(900, 2000, part('preempted_kv', 890, ['req-3', 0, 890]));
   assert.equal(gapWords(preempted), '900 ms: preempted for req-3');
   assert.equal(gapWords(gap(9, 9, part('own_decode', 9))), '9.0 ms: its own decode');
-  assert.equal(gapWords(gap(9, 9, { cause: 'scheduler', ms: 9 })), `9.0 ms: ${phrase('scheduler')}`);
+  const host = gap(9, 9, { cause: 'scheduler', ms: 9 });
+  assert.equal(gapWords(host), `9.0 ms: ${phrase('scheduler')}`);
   const crowd = gap(20, 9, part('neighbour_decode', 15, ['a', 1, 8], ['b', 1, 7]));
   assert.equal(gapWords(crowd), '20 ms: 2 neighbours’ decode');
 });
