@@ -134,10 +134,12 @@ const ENDED = [
 const beyond = (count) =>
   `and ${plural(count, 'other')}: a part of an id above narrows the list`;
 
+const title = ([text, , kind]) => make('th', { scope: 'col', class: kind, text });
+
 function table(rows, columns, onPick, none) {
   if (!rows.length) return make('p', { class: 'muted', text: none });
   const more = rows.length - SHOWN_MAX;
-  const head = ['request', ...columns.map(([name]) => name)];
+  const head = [['request'], ...columns];
   const cell = ([, read, kind], row) => make('td', { class: kind, text: read(row) });
   return make(
     'div',
@@ -145,7 +147,7 @@ function table(rows, columns, onPick, none) {
     make(
       'table',
       { class: 'requests' },
-      make('thead', {}, make('tr', {}, head.map((text) => make('th', { scope: 'col', text })))),
+      make('thead', {}, make('tr', {}, head.map(title))),
       make(
         'tbody',
         {},

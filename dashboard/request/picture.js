@@ -12,7 +12,10 @@ import { TimeScale } from './scale.js';
 import { drawAxis, drawColumn, drawGaps, gutterOfGaps, most, nameGaps } from './strips.js';
 
 // In rem, so that the picture grows with the type on large screens.
-const REM = { gutter: 8.6, lane: 2.3, small: 1.35, strip: 2.6, space: 1.1, gaps: 9, gapsMost: 22 };
+const REM = { gutter: 8.6, lane: 2.3, small: 1.35, strip: 2.6, space: 1.1, gaps: 9, gapsMost: 30 };
+const NAMED = 5;
+const HINT = 'Point at an instant, or step through the tokens, to read it here.';
+const GAPS_SHARE = 0.24; // of the window's height
 
 export class Picture {
   // nameOf(request_id) answers the short name of a request.
@@ -52,8 +55,8 @@ export class Picture {
     this.element = make(
       'div',
       { class: 'req-picture' },
-      this.plane,
       make('div', { class: 'req-reading' }, this.words, make('p', { id: 'req-keys', text: keys })),
+      this.plane,
     );
     this.watch = new ResizeObserver(() => this.draw());
     this.watch.observe(this.plane);
@@ -75,7 +78,7 @@ export class Picture {
     const anew = !this.body;
     this.body = body;
     this.others = others;
-    this.strip = gapStrip(body, 6);
+    this.strip = gapStrip(body, NAMED);
     const until = Math.max(body.e2e_ms, ...body.timeline.map(({ at_ms }) => at_ms)) * 1.01;
     if (anew) this.scale.whole(until);
     else this.scale.grow(until);
@@ -113,8 +116,7 @@ export class Picture {
     const others = px.lane + px.space;
     const gaps = others + this.others.length * px.small + (this.others.length ? px.space / 2 : 0);
     const fixed = gaps + 2 * (px.strip + px.space) + px.space + 1.6 * rem;
-    const room = (this.plane.parentElement?.clientHeight ?? 0) - fixed - 3 * rem;
-    const tall = Math.max(px.gaps, Math.min(px.gapsMost, room));
+    const tall = Math.max(px.gaps, Math.min(px.gapsMost, GAPS_SHARE * innerHeight));
     const blocks = gaps + tall + px.space,
       rows = blocks + px.strip + px.space;
     return { ...px, others, gaps, tall, blocks, rows, height: Math.round(fixed + tall) };
@@ -158,7 +160,7 @@ export class Picture {
     this.others.forEach((other, i) => {
       write(this.nameOf(other.body.request_id), box.others + i * box.small + box.small / 2 - 2);
     });
-    write('gap before each token', box.gaps + line / 2, c.text, 0.923, 600);
+    write('token gaps', box.gaps + line / 2, c.text, 0.923, 600);
     if (this.strip.bars.length) {
       gutterOfGaps(this.strip).forEach(([name, value], i) => {
         write(`${name}  ${value}`, box.gaps + line * (i + 1.5));
@@ -249,7 +251,7 @@ export class Picture {
   read(at_ms) {
     this.at_ms = at_ms;
     this.placeHair();
-    write(this.words, at_ms === null || !this.body ? '' : this.describe(at_ms));
+    write(this.words, at_ms === null || !this.body ? HINT : this.describe(at_ms));
   }
 
   placeHair() {

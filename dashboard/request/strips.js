@@ -68,7 +68,7 @@ export function nameGaps(ctx, c, strip, { scale, y, height, words, rem }) {
     const meets = (row) => ([a, b, r]) =>
       left < b && left + wide > a && Math.abs(r - row) < line;
     const free = (row) => row > y && !taken.some(meets(row));
-    const row = [0, 1, 2, 3, 4, 5].map((k) => top + k * line).find((r) => free(r));
+    const row = [0, 1, 2, 3].map((k) => top + k * line).find((r) => free(r));
     if (row === undefined || row > y + height - line / 2) continue;
     taken.push([left, left + wide, row]);
     ctx.fillStyle = c.bg;
@@ -87,8 +87,9 @@ export function drawColumn(ctx, lane, { values, scale, y, height, fill, hangs })
   for (let i = Math.max(0, spanAt(lane, scale.from_ms)); i < values.length; i++) {
     if (lane.begin_ms[i] > scale.to_ms) break;
     if (values[i] === null) continue;
-    const x0 = scale.x(lane.begin_ms[i]),
-      w = Math.max(0.5, scale.x(lane.end_ms[i]) - x0);
+    const x0 = scale.x(lane.begin_ms[i]);
+    while (values[i + 1] === values[i]) i++; // one bar, without seams
+    const w = Math.max(0.5, scale.x(lane.end_ms[i]) - x0);
     const share = values[i] / most;
     if (hangs) ctx.fillRect(x0, y + share * (height - 3), w, 2);
     else ctx.fillRect(x0, y + height - share * height, w, share * height);
