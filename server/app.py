@@ -85,8 +85,9 @@ async def _broken(_: Request, __: Exception) -> Response:
     return error_response(ApiError(500, "the server could not answer", code="internal_error"))
 
 
-async def _root(_: Request) -> Response:
-    return RedirectResponse("/dashboard/")
+async def _to_page(_: Request) -> Response:
+    # Relative: a proxy may have put all of this under a prefix that nobody told us of.
+    return RedirectResponse("dashboard/")
 
 
 def build_app(context: Context) -> Starlette:
@@ -104,8 +105,9 @@ def build_app(context: Context) -> Starlette:
             *queries_routes,
             *incidents_routes,
             *diff_routes,
+            Route("/dashboard", _to_page, methods=["GET"], include_in_schema=False),
             Mount("/dashboard", Page(directory=DASHBOARD, html=True)),
-            Route("/", _root, methods=["GET"]),
+            Route("/", _to_page, methods=["GET"], include_in_schema=False),
         ],
         middleware=[Middleware(Gate, checks=context.checks)],
         exception_handlers={
