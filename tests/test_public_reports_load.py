@@ -5,7 +5,6 @@ and afterwards nothing runs, waits or holds memory.
 """
 
 import asyncio
-import json
 import socket
 import time
 from collections.abc import Iterator
@@ -173,43 +172,3 @@ def test_deep_and_long_bodies_hold_nobody_up(server: Server, text: bytes) -> Non
     status, worst_s = asyncio.run(run())
     assert status == 400
     assert worst_s < 1.0
-
-
-@pytest.mark.soak
-def test_retries_of_the_impatient_do_not_eat_the_engine(server: Server) -> None:
-    """vllm#2901: at three times what is possible, with a timeout and three tries, work is useful.
-
-    Tokens that clients got, of all that the engine made meanwhile.
-    """
-
-    body = {"prompt": ids(8), "max_tokens": 60, "ignore_eos": True}
-
-    async def client_of(made: httpx.AsyncClient, until_s: float, patience_s: float) -> int:
-        got = 0
-        while time.monotonic() < until_s:
-            for _ in range(3):
-                with suppress(httpx.TimeoutException):
-                    answer = await made.post("/v1/completions", json=body, timeout=patience_s)
-                    got += answer.json()["usage"]["completion_tokens"]
-                    break
-        return got
-
-    async def run() -> int:
-        limits = httpx.Limits(max_connections=100)
-        async with httpx.AsyncClient(base_url=server.url, limits=limits) as made:
-            began_s = time.monotonic()
-            full = [made.post("/v1/completions", json=body, timeout=60) for _ in range(8)]
-            await asyncio.gather(*full)
-            # Two batches fit into a client's patience, and three wait.
-            patience_s = 2.5 * (time.monotonic() - began_s)
-            until_s = time.monotonic() + 20
-            calls = [client_of(made, until_s, patience_s) for _ in range(24)]
-            return 8 * 60 + sum(await asyncio.gather(*calls))
-
-    made_before = server.metric("vllm:generation_tokens_total")
-    got = asyncio.run(run())
-    began = time.monotonic()
-    server.wait_idle(5)
-    assert time.monotonic() - began < 5, "what nobody waits for is not computed"
-    made = server.metric("vllm:generation_tokens_total") - made_before
-    assert got >= 0.7 * made, json.dumps({"got": got, "made": made})
