@@ -1,0 +1,35 @@
+// Owns: what the two sides of a comparison may be and how they stand in the address: a run, a
+// window such as 15m/10m or FROM/TO, or a recorded file. Called by: compare/page.js and whoever
+// links there. Pure.
+
+export const EMPTY = Object.freeze({ text: '', file: null });
+
+// params: an object of texts or URLSearchParams.
+export function readSides(given) {
+  const of = given?.entries ? Object.fromEntries(given.entries()) : (given ?? {});
+  const side = (name) => Object.freeze({ text: of[name] ?? '', file: of[name + '.file'] || null });
+  return { a: side('a'), b: side('b') };
+}
+
+export function writeSides({ a, b }) {
+  const out = {};
+  for (const [name, { text, file }] of Object.entries({ a, b })) {
+    if (text) out[name] = text;
+    if (file) out[name + '.file'] = file;
+  }
+  return out;
+}
+
+export const isWhole = ({ text, file }) => Boolean(text || file);
+
+// The body of POST /telemetry/diff.
+export function bodyOf({ a, b }) {
+  const body = {};
+  if (a.text) body.a = a.text;
+  if (a.file) body.a_file = a.file;
+  if (b.text) body.b = b.text;
+  if (b.file) body.b_file = b.file;
+  return body;
+}
+
+export const windowText = (fromText, toText) => `${fromText}/${toText}`;
