@@ -52,9 +52,32 @@ export class Axis {
 }
 
 export class Card {
-  constructor({ onClear }) {
-    this.element = make('section', { class: 'panel card', hidden: true });
-    this.onClear = onClear;
+  constructor({ onClear, onOpen }) {
+    this.name = make('span');
+    this.state = make('span', { class: 'when' });
+    this.facts = make('div');
+    // Made once: a button that is made anew under the pointer is never pressed.
+    this.open = make('button', { class: 'quiet', text: 'Open', title: 'Enter', onclick: onOpen });
+    const clear = make('button', {
+      class: 'quiet',
+      text: 'Clear',
+      title: 'Escape',
+      onclick: onClear,
+    });
+    this.element = make(
+      'section',
+      { class: 'panel card', hidden: true },
+      make(
+        'h2',
+        {},
+        this.name,
+        this.state,
+        make('span', { class: 'spacer' }),
+        this.open,
+        clear,
+      ),
+      this.facts,
+    );
     this.shown = '';
   }
 
@@ -64,19 +87,10 @@ export class Card {
     if (mark === this.shown) return;
     this.shown = mark;
     if (!r) return;
-    const state = r.end ? r.end.finish : r.state;
-    put(
-      this.element,
-      make(
-        'h2',
-        {},
-        r.name,
-        make('span', { class: 'when', text: `${r.start?.tenant ?? ''} · ${state}` }),
-        make('span', { class: 'spacer' }),
-        make('button', { class: 'quiet', text: 'Clear', onclick: this.onClear }),
-      ),
-      list(facts(r)),
-    );
+    write(this.name, r.name);
+    write(this.state, `${r.start?.tenant ?? ''} · ${r.end ? r.end.finish : r.state}`);
+    this.open.disabled = !r.start;
+    put(this.facts, list(facts(r)));
   }
 }
 

@@ -1,17 +1,20 @@
 // Owns: the keyboard: one table, shown by the help sheet and bound here. Called by: main.js.
-// Keys typed into a field are never taken.
+// Keys typed into a field are never taken; keys of one view do nothing in another.
 
+// key, words, act, and the view whose key it is (none: of the whole page)
 export const KEYS = [
-  ['space', 'pause or follow', (app) => app.live.toggle()],
-  ['+', 'zoom in', (app) => app.live.zoom(1.25)],
-  ['-', 'zoom out', (app) => app.live.zoom(0.8)],
-  ['ArrowLeft', 'one iteration back', (app) => step(app, -1)],
-  ['ArrowRight', 'one iteration on', (app) => step(app, 1)],
-  ['ArrowUp', 'request in the lane above', (app) => lane(app, -1)],
-  ['ArrowDown', 'request in the lane below', (app) => lane(app, 1)],
-  ['[', 'pan back', (app) => app.view.pan(-app.view.width / 2)],
-  [']', 'pan on', (app) => app.view.pan(app.view.width / 2)],
-  ['n', 'write a prompt', (app) => app.tryIt.focus()],
+  ['space', 'pause or follow', (app) => app.live.toggle(), 'live'],
+  ['+', 'zoom in', (app) => app.live.zoom(1.25), 'live'],
+  ['-', 'zoom out', (app) => app.live.zoom(0.8), 'live'],
+  ['ArrowLeft', 'one iteration back', (app) => step(app, -1), 'live'],
+  ['ArrowRight', 'one iteration on', (app) => step(app, 1), 'live'],
+  ['ArrowUp', 'request in the lane above', (app) => lane(app, -1), 'live'],
+  ['ArrowDown', 'request in the lane below', (app) => lane(app, 1), 'live'],
+  ['Enter', 'open the lit request', (app) => openSelected(app), 'live'],
+  ['[', 'pan back', (app) => app.view.pan(-app.view.width / 2), 'live'],
+  [']', 'pan on', (app) => app.view.pan(app.view.width / 2), 'live'],
+  ['n', 'write a prompt', (app) => app.tryIt.focus(), 'live'],
+  ['1 – 9', 'the views, as they stand above', null],
   ['t', 'theme', (app) => app.flip()],
   ['?', 'this sheet', (app) => app.help.toggle()],
   ['Escape', 'clear cursor and selection, follow', (app) => clear(app)],
@@ -35,22 +38,30 @@ function lane(app, by) {
   if (next && next.id !== app.selected) app.live.select(next.id);
 }
 
+export function openSelected(app) {
+  const id = app.store.requests.get(app.selected)?.start?.request_id;
+  if (id) app.go('request', { id });
+}
+
 function clear(app) {
-  if (app.help.close()) return;
+  if (app.help.close() || app.router.name !== 'live') return;
   app.view.pinned = null;
   app.view.follow = true;
   if (app.selected !== null) app.live.select(null);
 }
 
 export function bindKeys(app) {
-  const table = new Map(KEYS.map(([key, , act]) => [key, act]));
+  const table = new Map(KEYS.map(([key, , act, view]) => [key, { act, view }]));
   addEventListener('keydown', (e) => {
     const field = /^(INPUT|TEXTAREA|SELECT)$/.test(e.target.tagName);
     if (field || e.ctrlKey || e.metaKey || e.altKey) return;
-    if (e.target.tagName === 'BUTTON' && (e.key === ' ' || e.key === 'Enter')) return;
-    const act = table.get(e.key === ' ' ? 'space' : e.key === '=' ? '+' : e.key);
-    if (!act) return;
+    const pressed = e.key === ' ' || e.key === 'Enter';
+    if (pressed && /^(BUTTON|A|SUMMARY)$/.test(e.target.tagName)) return;
+    const page = /^[1-9]$/.test(e.key) ? app.router.pages[e.key - 1] : null;
+    const found = table.get(e.key === ' ' ? 'space' : e.key === '=' ? '+' : e.key);
+    if (page) app.go(page.name, {});
+    else if (found?.act && (!found.view || found.view === app.router.name)) found.act(app);
+    else return;
     e.preventDefault();
-    act(app);
   });
 }

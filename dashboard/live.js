@@ -7,6 +7,7 @@ import { Ended } from './ended.js';
 import { duration, int, timeOfDay } from './format.js';
 import { Axis, Card } from './furniture.js';
 import { Gestures } from './gestures.js';
+import { openSelected } from './keys.js';
 import { KvMap } from './kvmap.js';
 import { Lanes } from './lanes.js';
 import { legend } from './legend.js';
@@ -48,7 +49,10 @@ export class Live {
     this.kv = new KvMap({ onPick, onHover });
     this.queue = new Queue({ onPick, onHover });
     this.ended = new Ended({ onPick });
-    this.card = new Card({ onClear: () => this.select(null) });
+    this.card = new Card({
+      onClear: () => this.select(null),
+      onOpen: () => openSelected(app),
+    });
     this.empty = new Empty();
     this.overview = new Overview({
       onGo: (second) => this.view.centre(second * 1e9),
@@ -107,6 +111,10 @@ export class Live {
     );
     new ResizeObserver(() => this.resize()).observe(t.element);
   }
+
+  enter() {}
+
+  leave() {}
 
   hover(id) {
     this.hovered = id;

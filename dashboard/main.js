@@ -2,22 +2,32 @@
 // index.html. It is the only module that may touch location, localStorage or
 // requestAnimationFrame (tryit.js and states.js read the page's own address).
 
+import { ask } from './api.js';
 import { Clock } from './clock.js';
 import { make, put } from './dom.js';
 import { bindKeys } from './keys.js';
 import { Live } from './live.js';
 import { Notice } from './notice.js';
 import { palette } from './palette.js';
+import { RequestPage } from './request/page.js';
+import { Router } from './router.js';
 import { Session } from './session.js';
 import { RECORD_KINDS, Source } from './source.js';
 import { Help } from './states.js';
 import { Store } from './store.js';
-import { Mine, TryIt } from './tryit.js';
+import { Generator } from './try/generator.js';
+import { TryPage } from './try/page.js';
+import { Mine, TryIt, isLoopback } from './tryit.js';
 import { View } from './view.js';
 
 const byId = (id) => document.getElementById(id);
 const STREAM = new URL('../telemetry/stream', import.meta.url);
 STREAM.searchParams.set('kinds', RECORD_KINDS.join(','));
+
+function write(hash, replaces) {
+  if (replaces) history.replaceState(null, '', hash);
+  else location.hash = hash;
+}
 
 class App {
   constructor() {
@@ -26,6 +36,7 @@ class App {
     this.clock = new Clock();
     this.mine = new Mine();
     this.selected = null;
+    this.maySend = null; // known once the server said so
     this.awaited = null; // id of a request of ours whose lane is to be lit once it is known
     this.linkState = 'connecting';
     this.heardNs = 0; // server time of the last contact
@@ -35,15 +46,21 @@ class App {
       onRecord: (kind, record, runId) => this.receive(kind, record, runId),
       onState: (state) => this.link(state),
     });
-    this.tryIt = new TryIt({
-      run: () => this.store.run,
-      find: (requestId) => this.find(requestId),
-      mine: this.mine,
-      onJoin: (requestId) => {
-        this.awaited = requestId;
-      },
-    });
+    this.boxes = [];
+    this.tryIt = this.promptBox();
     this.live = new Live(this);
+    this.generator = new Generator({
+      ask,
+      run: () => this.store.run,
+      onChange: () => this.router.made.get('try')?.update(),
+    });
+    this.router = new Router({
+      pages: this.pages(),
+      host: byId('view'),
+      nav: byId('pages'),
+      address: { read: () => location.hash, write },
+      onShow: (name, title) => this.entitle(name, title),
+    });
     this.help = new Help({ colours: () => this.colours, run: () => this.store.run });
     this.notice = new Notice({
       word: byId('link'),
@@ -52,8 +69,45 @@ class App {
     });
     byId('theme').addEventListener('click', () => this.flip());
     byId('help').addEventListener('click', () => this.help.toggle());
-    put(byId('view'), this.live.element);
+    addEventListener('hashchange', () => this.router.show(this.colours));
     bindKeys(this);
+  }
+
+  // The table of pages; the first one is shown where the address names none.
+  pages() {
+    return [
+      { name: 'live', title: 'Live', create: () => this.live },
+      { name: 'request', title: 'Requests', create: () => new RequestPage(this, { ask }) },
+      { name: 'try', title: 'Try it', create: () => this.tryPage() },
+    ];
+  }
+
+  promptBox() {
+    const box = new TryIt({
+      run: () => this.store.run,
+      find: (requestId) => this.find(requestId),
+      mine: this.mine,
+      onJoin: (requestId) => {
+        this.awaited = requestId;
+      },
+    });
+    this.boxes.push(box);
+    if (this.maySend !== null) box.allow(this.maySend);
+    return box;
+  }
+
+  tryPage() {
+    const { generator } = this;
+    return new TryPage({ box: this.promptBox(), generator, allowed: this.maySend });
+  }
+
+  go(name, params) {
+    this.router.go(name, params);
+  }
+
+  entitle(name, title) {
+    document.title = `${title} · Iterscope`;
+    byId('view').dataset.page = name;
   }
 
   start() {
@@ -62,7 +116,7 @@ class App {
     const asked = new URLSearchParams(location.search).get('theme');
     root.dataset.theme = asked ?? localStorage.getItem('theme') ?? preferred;
     this.paint();
-    this.live.resize();
+    this.router.show(this.colours);
     this.source.open();
     this.knock(0);
     requestAnimationFrame((now_ms) => this.loop(now_ms, now_ms));
@@ -113,9 +167,17 @@ class App {
   // Where a key is wanted: the way out is shown, and without a session the login page is.
   async knock(now_ms) {
     const state = await this.session.look(now_ms);
+    if (state) this.allow(state);
     if (!state?.key_needed) return;
     byId('account').hidden = !state.signed_in;
     if (!state.signed_in) location.reload();
+  }
+
+  // Whether prompts may be sent from here: where the server says so, or on its own machine.
+  allow({ try_it }) {
+    this.maySend = try_it === 'on' || (try_it === 'loopback' && isLoopback(location.hostname));
+    for (const box of this.boxes) box.allow(this.maySend);
+    this.router.made.get('try')?.allow(this.maySend);
   }
 
   // The server's time: learned from records, and before the first one from the wall clocks.
@@ -126,7 +188,8 @@ class App {
   }
 
   loop(now_ms, before_ms) {
-    this.live.frame(now_ms, Math.min(250, now_ms - before_ms));
+    this.router.page.frame(now_ms, Math.min(250, now_ms - before_ms));
+    this.generator.frame(now_ms);
     if (now_ms - (this.noticedMs ?? 0) > 250) {
       this.noticedMs = now_ms;
       this.notice.update(this.store, this.linkState);
@@ -149,6 +212,7 @@ class App {
   paint() {
     this.colours = palette();
     this.live.theme(this.colours);
+    this.router.page?.theme(this.colours);
   }
 
   describe() {

@@ -1,10 +1,10 @@
 // Owns: the box that sends a prompt and shows the answer as it comes, so that one sees one's own
-// request join the batch. Called by: main.js and live.js. Off, with its reason, unless the page
-// came from the machine itself: others' servers are not ours to load. At most one answer and one
+// request join the batch. Called by: main.js and live.js. Off, with its reason, unless the server
+// lets its page send: others' servers are not ours to load. At most one answer and one
 // burst run at a time. It must never touch the store; it reads it to describe the request.
 
 import { burst, complete } from './completion.js';
-import { make, write } from './dom.js';
+import { make, put, write } from './dom.js';
 import { duration, plural } from './format.js';
 import { firstTokenNs } from './request.js';
 
@@ -34,17 +34,24 @@ export class Mine {
 
 export class TryIt {
   // find(requestId) answers the store's request or null; onJoin(requestId) tells the page.
-  constructor({ run, find, mine, onJoin, hostname = location.hostname }) {
+  constructor({ run, find, mine, onJoin }) {
     Object.assign(this, { run, find, mine, onJoin });
-    this.allowed = isLoopback(hostname);
+    this.allowed = null;
     this.abort = null;
+    this.element = make('section', { class: 'panel try' });
+    this.allow(null);
+  }
+
+  // Whether this page may send, which the server says a moment after the page opened.
+  allow(allowed) {
+    if (allowed === this.allowed && this.heading) return;
+    this.stop();
+    this.allowed = allowed;
     this.heading = make('h2', {}, 'Try it', make('span', { class: 'spacer' }));
-    this.element = make('section', { class: 'panel try' }, this.heading);
-    if (this.allowed) this.build();
-    else {
-      const why = 'Sending prompts from this page is possible on the server’s own machine only.';
-      this.element.append(make('p', { class: 'hush', text: why }));
-    }
+    put(this.element, this.heading);
+    const why = 'Sending prompts from this page is off (see --try-it).';
+    if (allowed) this.build();
+    else if (allowed === false) this.element.append(make('p', { class: 'hush', text: why }));
   }
 
   build() {
