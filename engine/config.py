@@ -15,11 +15,11 @@ POLICY_NAMES = ("decode_first", "fcfs", "priority", "fair", "slo")
 BATCHING_MODES = ("continuous", "static", "dynamic")
 ISOLATIONS = ("none", "tenant")
 THREADS_MAX = 1024
-DTYPES = ("auto", "f32", "bf16")
+DTYPES = ("auto", "f32", "bf16", "int8")
 DEVICES = ("auto", "cpu", "cuda")
-ATTENTION_BACKENDS = ("auto", "sdpa", "reference")
+ATTENTION_BACKENDS = ("auto", "native", "sdpa", "reference")
 """The names in kernels/select.py, known before anything of it is loaded."""
-DTYPE_BYTES = {"f32": 4, "bf16": 2}
+KV_BYTES = {"f32": 4, "bf16": 2, "int8": 2}
 
 
 class ConfigError(Exception):
@@ -88,7 +88,7 @@ class DeviceFacts:
 
 def kv_bytes_per_token(spec: ModelSpec, dtype: str) -> int:
     """Return the bytes of keys and values one token holds over all layers."""
-    return 2 * spec.layers * spec.kv_heads * spec.head_dim * DTYPE_BYTES[dtype]
+    return 2 * spec.layers * spec.kv_heads * spec.head_dim * KV_BYTES[dtype]
 
 
 def resolve(config: EngineConfig, spec: ModelSpec, facts: DeviceFacts) -> EngineConfig:

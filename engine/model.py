@@ -29,12 +29,14 @@ class Decoder:
         self._weights = weights
         self._backend = backend
         self._ops = ops
+        whole = isinstance(backend, StepBackend) and backend.serves(weights)
+        self._stepper = backend if whole and isinstance(backend, StepBackend) else None
 
     def forward(self, batch: StepBatch, cache: Cache) -> torch.Tensor:
         """Compute the step, fill the cache; return float32 logits [S, vocabulary]."""
-        if isinstance(self._backend, StepBackend):
+        if self._stepper:
             self._beat()
-            return self._backend.step(self._weights, batch, cache).float()
+            return self._stepper.step(self._weights, batch, cache).float()
         return self.logits(self.hidden(batch, cache), batch.sample_tokens)
 
     def hidden(self, batch: StepBatch, cache: Cache) -> torch.Tensor:

@@ -247,7 +247,7 @@ def _address(array: npt.NDArray[np.int64] | Mask) -> int:
 
 def fastest() -> Rows:
     """Return the native rows, or numpy's where there is neither library nor compiler."""
-    from kernels.native import NativeError, library  # noqa: PLC0415  servers import us, and no kernel
+    from kernels.native import NativeError, library  # noqa: PLC0415  not for servers
 
     try:
         return NativeRows(library())

@@ -36,6 +36,7 @@ from engine.spec import ModelSpec
 from engine.timer import DeviceTimer, device_timer
 from engine.weights import TORCH_DTYPES, attention_shape, load_weights
 from kernels.base import BackendError, Cache, DecoderWeights
+from kernels.native_step import refusal as native_refusal
 from kernels.select import Choice, choose
 
 DEPTH = 2
@@ -50,9 +51,8 @@ def device_facts(config: EngineConfig) -> DeviceFacts:
     if device == "cuda" and not torch.cuda.is_available():
         raise ConfigError("--device cuda: PyTorch finds no CUDA device here")
     threads = len(os.sched_getaffinity(0))
-    return DeviceFacts(
-        device=device, auto_dtype="f32" if device == "cpu" else "bf16", threads=threads
-    )
+    plain = device == "cpu" and native_refusal(device, torch.bfloat16) is not None
+    return DeviceFacts(device=device, auto_dtype="f32" if plain else "bf16", threads=threads)
 
 
 class _Extras(NamedTuple):

@@ -30,7 +30,9 @@ from kernels.base import AttentionShape, DecoderWeights, LayerWeights, PackedWei
 Progress = Callable[[str, float], None]
 Pack = Callable[[torch.Tensor], PackedWeight]
 
-TORCH_DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16}
+TORCH_DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "int8": torch.int8}
+ACTIVATIONS = {torch.int8: torch.bfloat16}
+"""Types of the embedding and the norms where they are not the weights' own."""
 STAGE = "loading weights"
 
 
@@ -119,21 +121,34 @@ class _Loader:
     ) -> None:
         self._spec = spec
         self._source = source
-        self._dtype, self._device = target
+        dtype, self._device = target
+        self.dtype = ACTIVATIONS.get(dtype, dtype)
+        # Int8 is made of what the file says, not of its bf16.
+        self._matrix_dtype = torch.float32 if dtype is torch.int8 else dtype
         self._report = report
 
     def tensor(self, name: str) -> torch.Tensor:
-        """Return a tensor of the file in the target's type, on its device."""
+        """Return the embedding or a norm in the type of activations, on the target's device."""
+        return self._tensor(name, self.dtype)
+
+    def matrix(self, name: str) -> torch.Tensor:
+        """Return a weight to be packed."""
+        return self._tensor(name, self._matrix_dtype)
+
+    def _tensor(self, name: str, dtype: torch.dtype) -> torch.Tensor:
         value = self._source.load(name)
         if not bool(torch.isfinite(value.sum(dtype=torch.float32))):
             raise SpecError(f"{self._spec.path}: tensor {name!r} holds values that are not finite")
-        return value.to(device=self._device, dtype=self._dtype)
+        return value.to(device=self._device, dtype=dtype)
 
     def layer(self, number: int, pack: Pack) -> LayerWeights:
         """Return one layer's weights, fused and packed."""
         names = self._source.names
 
         def part(name: str) -> torch.Tensor:
+            return self.matrix(names.layer.format(number, name))
+
+        def norm(name: str) -> torch.Tensor:
             return self.tensor(names.layer.format(number, name))
 
         query, key = part(names.query), part(names.key)
@@ -142,10 +157,10 @@ class _Loader:
             key = interleaved(key, self._spec.kv_heads)
         self._report(STAGE, (number + 1) / self._spec.layers)
         return LayerWeights(
-            input_norm=part(names.input_norm),
+            input_norm=norm(names.input_norm),
             qkv=pack(torch.cat([query, key, part(names.value)])),
             output=pack(part(names.output)),
-            post_norm=part(names.post_norm),
+            post_norm=norm(names.post_norm),
             gate_up=pack(torch.cat([part(names.gate), part(names.up)])),
             down=pack(part(names.down)),
         )
@@ -162,14 +177,14 @@ def load_weights(
     with open_source(spec.path) as source:
         has_head = check_shapes(spec, source.names, source.shapes)
         loader = _Loader(spec, source, (TORCH_DTYPES[dtype], device), progress)
-        embedding = loader.tensor(source.names.embedding)
-        head = loader.tensor(source.names.head) if has_head else embedding
+        embedding = loader.matrix(source.names.embedding)
+        head = loader.matrix(source.names.head) if has_head else embedding
         if spec.tied_head and torch.equal(head, embedding):
             head = embedding
         return DecoderWeights(
             shape=attention_shape(spec),
             norm_eps=spec.norm_eps,
-            embedding=embedding,
+            embedding=embedding.to(loader.dtype),
             layers=tuple(loader.layer(number, pack) for number in range(spec.layers)),
             final_norm=loader.tensor(source.names.final_norm),
             head=pack(head),

@@ -177,6 +177,10 @@ class AttentionBackend(Protocol):
 class StepBackend(Protocol):
     """The optional hook of a backend that runs a whole step itself, all layers and the head."""
 
+    def serves(self, weights: DecoderWeights) -> bool:
+        """Return whether it can run a model whose weights are packed like this."""
+        ...
+
     def step(self, weights: DecoderWeights, batch: StepBatch, cache: Cache) -> torch.Tensor:
         """Return the logits [S, vocabulary] of the tokens in batch.sample_tokens."""
         ...

@@ -15,20 +15,30 @@ from hashlib import sha256
 from pathlib import Path
 
 SOURCES = Path(__file__).parent / "cpu"
-FLAGS = ("-std=c++17", "-O3", "-shared", "-fPIC", "-fvisibility=default", "-Wall", "-Wextra")
+FLAGS = ("-std=c++17", "-O3", "-fPIC", "-pthread", "-Wall", "-Wextra")
+WIDE = "avx512f avx512bw avx512vl avx512dq avx512vnni avx512bf16 fma prefer-vector-width=512"
+EXTRA_FLAGS = {
+    # gcc 12 warns of its own intrinsics.
+    "step.cpp": (*(f"-m{feature}" for feature in WIDE.split()), "-Wno-maybe-uninitialized"),
+}
+"""Flags of files that only some CPUs can run; processor.cpp tells which CPU this is."""
 COMPILERS = ("c++", "g++", "clang++")
 BUILD_LIMIT_S = 120
 
 
-class NativeError(Exception):
+class NativeError(RuntimeError):
     """The library can be neither found nor built; says why."""
 
 
 @lru_cache(maxsize=1)
 def library() -> ctypes.CDLL:
     """Return the loaded library, building it at first use. Raises NativeError."""
-    sources = sorted(SOURCES.glob("*.cpp"))
-    digest = sha256(" ".join((*FLAGS, platform.machine())).encode())
+    sources = [
+        source
+        for source in sorted(SOURCES.glob("*.cpp"))
+        if platform.machine() == "x86_64" or source.name not in EXTRA_FLAGS
+    ]
+    digest = sha256(repr((FLAGS, EXTRA_FLAGS, platform.machine())).encode())
     for source in sorted(SOURCES.glob("*.[ch]*")):
         digest.update(source.read_bytes())
     name = f"iterscope-{digest.hexdigest()[:16]}.so"
@@ -66,20 +76,32 @@ def _built(name: str, sources: list[Path]) -> Path:
         raise NativeError(f"no C++ compiler ({', '.join(COMPILERS)}) to build {SOURCES}")
     folder = _writable()
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
-        made = Path(scratch) / name
-        command = [compiler, *FLAGS, "-o", str(made), *map(str, sources)]
-        try:
-            subprocess.run(
-                command, check=True, capture_output=True, text=True, timeout=BUILD_LIMIT_S
-            )
-        except subprocess.CalledProcessError as error:
-            told = (error.stderr or "no message").strip().splitlines()
-            raise NativeError(f"{compiler} failed: {told[0]}") from error
-        except (OSError, subprocess.TimeoutExpired) as error:
-            raise NativeError(f"{compiler} failed: {error}") from error
+        made, objects = Path(scratch) / name, []
+        for source in sources:
+            objects.append(str(Path(scratch) / f"{source.stem}.o"))
+            flags = (*FLAGS, *EXTRA_FLAGS.get(source.name, ()))
+            _compile(compiler, *flags, "-c", str(source), "-o", objects[-1])
+        _compile(compiler, "-shared", "-pthread", "-o", str(made), *objects)
         made.replace(folder / name)
     _forget_others(folder, name)
     return folder / name
+
+
+def _compile(compiler: str, *arguments: str) -> None:
+    """Run the compiler; raise NativeError with its first words if it fails."""
+    try:
+        subprocess.run(
+            [compiler, *arguments],
+            check=True,
+            capture_output=True,
+            text=True,
+            timeout=BUILD_LIMIT_S,
+        )
+    except subprocess.CalledProcessError as error:
+        told = (error.stderr or "no message").strip().splitlines()
+        raise NativeError(f"{compiler} failed: {told[0]}") from error
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise NativeError(f"{compiler} failed: {error}") from error
 
 
 def _writable() -> Path:

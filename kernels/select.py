@@ -33,6 +33,24 @@ def _reference() -> AttentionBackend:
     return ReferenceBackend()
 
 
+def _native() -> AttentionBackend:
+    from kernels.native_step import NativeBackend, threads  # noqa: PLC0415
+
+    return NativeBackend(threads())
+
+
+def _native_ops() -> Ops:
+    from kernels.native_step import NativeOps, threads  # noqa: PLC0415
+
+    return NativeOps(threads())
+
+
+def _native_int8_ops() -> Ops:
+    from kernels.native_step import NativeInt8Ops, threads  # noqa: PLC0415
+
+    return NativeInt8Ops(threads())
+
+
 def _onednn() -> Ops:
     from kernels.ops import OneDnnOps  # noqa: PLC0415
 
@@ -46,10 +64,16 @@ def _torch() -> Ops:
 
 
 BACKENDS: tuple[tuple[str, Callable[[], AttentionBackend]], ...] = (
+    ("native", _native),
     ("sdpa", _sdpa),
     ("reference", _reference),
 )
-OPS: tuple[tuple[str, Callable[[], Ops]], ...] = (("onednn", _onednn), ("torch", _torch))
+OPS: tuple[tuple[str, Callable[[], Ops]], ...] = (
+    ("native", _native_ops),
+    ("native-int8", _native_int8_ops),
+    ("onednn", _onednn),
+    ("torch", _torch),
+)
 
 
 def choose(
@@ -80,11 +104,14 @@ def choose(
 
 def _first_ops(device: str, dtype: torch.dtype, refusals: dict[str, str]) -> Ops:
     for entry, load in OPS:
-        ops = load()
-        reason = ops.supports(device, dtype)
+        try:
+            ops = load()
+            reason = ops.supports(device, dtype)
+        except (ImportError, OSError, RuntimeError) as error:
+            reason = f"cannot be loaded: {error}".splitlines()[0]
         if reason is None:
             return ops
-        refusals[entry] = reason
+        refusals[f"{entry} ops"] = reason
     raise BackendError(f"no set of ops can serve: {_told(refusals)}")
 
 

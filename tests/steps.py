@@ -18,8 +18,9 @@ GREEDY = SamplingParams(temperature=0.0)
 
 
 def load(path: Path, **settings: object) -> ModelRunner:
-    """Return a runner of the model with a pool of 400 blocks, one thread, not warmed up."""
+    """Return a runner in float32 with a pool of 400 blocks, one thread, not warmed up."""
     chosen: dict[str, object] = {"kv_blocks": 400, "engine_threads": 1, "max_num_seqs": 64}
+    chosen["dtype"] = "f32"
     config = EngineConfig(model=str(path), **(chosen | settings))  # type: ignore[arg-type]
     spec = read_spec(str(path))
     return ModelRunner.build(

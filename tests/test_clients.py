@@ -16,11 +16,15 @@ import httpx
 import pytest
 
 from tests import tiny
-from tests.api import LONG, in_flight, post, raw_request, still_answers
+from tests.api import LONG as ANY_LONG
+from tests.api import in_flight, post, raw_request, still_answers
 from tests.servers import Server, serving
 
 MODEL = "tiny-" + "x" * 600
 """A long name makes each chunk large, so that a client that reads nothing soon blocks a stream."""
+
+LONG = ANY_LONG | {"max_tokens": 2000}
+"""So long that twenty of them are seen side by side."""
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +32,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     folder = tmp_path_factory.mktemp("clients")
     model = tiny.write(folder / "tiny")
     flags = ["--served-model-name", MODEL, "--max-num-seqs", "16", "--client-stall-s", "1"]
-    flags += ["--max-model-len", "640", "--kv-blocks", "500"]
+    flags += ["--max-model-len", "2048", "--kv-blocks", "2100"]
     with serving(folder, model, *flags) as running:
         yield running
 

@@ -40,6 +40,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def server(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Iterator[Server]:
     flags = ["--served-model-name", "tiny", "--max-num-batched-tokens", "24"]
     flags += ["--max-num-seqs", "8", "--max-model-len", "256", "--enable-prefix-caching"]
+    flags += ["--dtype", "f32"]  # the oracle's
     with serving(tmp_path_factory.mktemp("logprobs"), model, *flags) as running:
         yield running
 

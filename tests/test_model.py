@@ -100,6 +100,9 @@ class WholeStep(SdpaBackend):
 
     name = "whole"
 
+    def serves(self, weights: DecoderWeights) -> bool:
+        return True
+
     def step(self, weights: DecoderWeights, batch: StepBatch, cache: Cache) -> torch.Tensor:
         return 2 * Decoder(weights, SdpaBackend(), TorchOps()).forward(batch, cache)
 

@@ -238,7 +238,7 @@ def test_warming_up_reports_and_leaves_the_pool_alone(model: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "cause"),
     [
-        ({"attention_backend": "flash"}, "--attention-backend must be one of auto, sdpa"),
+        ({"attention_backend": "flash"}, "--attention-backend must be one of auto, native"),
         ({"device": "tpu"}, "--device must be one of auto, cpu, cuda, not tpu"),
         ({"kv_blocks": 2**40}, "--kv-blocks 1099511627776: the KV cache does not fit"),
     ],

@@ -1,0 +1,258 @@
+// Paged attention on AVX-512 BF16: keys and values in blocks laid out for the dot-product instruction,
+// heads of a group reading them once, softmax in base 2 as they come (Milakov and Gimelshein, 2018).
+// A unit is 16 tokens of one key head: K [D/2 pairs][16 tokens][2], then V [8 token pairs][D][2], bf16.
+// The cache must be zeroed once: what is masked is multiplied by 0, and 0 x NaN is NaN.
+#pragma once
+#include <algorithm>
+#include <cstddef>
+#include <cstring>
+
+#include "simd.h"
+
+constexpr int UNIT_TOKENS = 16;
+constexpr int GROUP_MAX = 4;     // query heads that one pass serves; larger groups take several
+constexpr int HEAD_DIM_MAX = 256;
+constexpr float MASKED = -1e30f;
+
+// The units of one sequence and key head.
+struct Sequence {
+  const bf16* cache;     // of this layer and head
+  const int32_t* units;  // which unit holds tokens 16 i .. 16 i + 15
+  int64_t stride;        // bf16 values from one unit to the next
+  int64_t dim;
+
+  const bf16* keys(int64_t unit) const { return cache + units[unit] * stride; }
+  const bf16* values(int64_t unit) const { return keys(unit) + dim * UNIT_TOKENS; }
+};
+
+// Put one token's key and value, f32 [D] each, at `offset` of a unit.
+static inline void store_kv(bf16* unit, int64_t offset, int64_t dim, const float* key, const float* value) {
+  alignas(64) bf16 narrow[HEAD_DIM_MAX];
+  for (int64_t d = 0; d < dim; d += 16) store_bf16(narrow + d, _mm512_loadu_ps(key + d));
+  int32_t pair;
+  for (int64_t d = 0; d < dim / 2; ++d) {
+    std::memcpy(&pair, narrow + 2 * d, sizeof pair);
+    std::memcpy(unit + (d * UNIT_TOKENS + offset) * 2, &pair, sizeof pair);
+  }
+  bf16* row = unit + dim * UNIT_TOKENS + offset / 2 * dim * 2;
+  const __mmask32 half = offset & 1 ? 0xAAAAAAAA : 0x55555555;
+  for (int64_t d = 0; d < dim; d += 16) {
+    const __m256i bits = (__m256i)_mm512_cvtneps_pbh(_mm512_loadu_ps(value + d));
+    __m512i wide = _mm512_cvtepu16_epi32(bits);
+    if (offset & 1) wide = _mm512_slli_epi32(wide, 16);
+    _mm512_mask_storeu_epi16(row + d * 2, half, wide);
+  }
+}
+
+// What attention over some of a sequence's units gave: to be merged and divided by the sum of weights.
+struct Partial {
+  float most[GROUP_MAX], weight[GROUP_MAX];
+  alignas(64) float sums[GROUP_MAX][HEAD_DIM_MAX];
+};
+
+// Join `count` partials of G heads into out [G][D], one behind the other.
+template <int G> static inline void merge(const Partial* parts, int64_t count, int64_t dim, float* out) {
+  for (int g = 0; g < G; ++g) {
+    float most = MASKED, total = 0;
+    for (int64_t i = 0; i < count; ++i) most = std::max(most, parts[i].most[g]);
+    float shares[64];
+    for (int64_t i = 0; i < count; ++i) {
+      shares[i] = exp2f(parts[i].most[g] - most);
+      total += shares[i] * parts[i].weight[g];
+    }
+    for (int64_t d = 0; d < dim; d += 16) {
+      __m512 sum = _mm512_setzero_ps();
+      for (int64_t i = 0; i < count; ++i)
+        sum = _mm512_fmadd_ps(_mm512_set1_ps(shares[i]), _mm512_load_ps(parts[i].sums[g] + d), sum);
+      _mm512_storeu_ps(out + g * dim + d, _mm512_mul_ps(sum, _mm512_set1_ps(1.f / total)));
+    }
+  }
+}
+
+// One query token of G heads of a group, q [G][D], over units first..last of a sequence of `tokens`.
+// Queries are multiplied by log2(e) / sqrt(D). `next` is fetched towards the end: what this thread
+// reads after this.
+template <int G>
+static inline void attend_token(const bf16* q, const Sequence& s, int64_t tokens, int64_t first, int64_t last,
+                                const Sequence& next, int64_t next_first, int64_t next_units, Partial& result) {
+  constexpr int CHUNK = 4, AHEAD = 4;  // units; fetching into L1 would push out the chunk at work
+  const int64_t dim = s.dim;
+  __m512 most[G], weight[G];
+  for (int g = 0; g < G; ++g) {
+    most[g] = _mm512_set1_ps(MASKED), weight[g] = _mm512_setzero_ps();
+    std::memset(result.sums[g], 0, dim * sizeof(float));
+  }
+  const auto later = [&](int64_t unit) {
+    if (unit < last) return s.keys(unit);
+    return next.keys(next_first + std::min(unit - last, next_units - 1));
+  };
+  for (int64_t chunk = first; chunk < last; chunk += CHUNK) {
+    const int64_t units = std::min<int64_t>(CHUNK, last - chunk);
+    __m512 scores[CHUNK][G];
+    for (int64_t j = 0; j < units; ++j) {
+      const bf16 *keys = s.keys(chunk + j), *ahead = later(chunk + j + AHEAD);
+      __m512 even[G], odd[G];
+      for (int g = 0; g < G; ++g) even[g] = odd[g] = _mm512_setzero_ps();
+      for (int64_t d = 0; d < dim / 2; d += 2) {
+        const __m512i low = _mm512_loadu_si512(keys + d * 32), high = _mm512_loadu_si512(keys + d * 32 + 32);
+        _mm_prefetch(reinterpret_cast<const char*>(ahead + d * 32), _MM_HINT_T1);
+        _mm_prefetch(reinterpret_cast<const char*>(ahead + d * 32 + 32), _MM_HINT_T1);
+        for (int g = 0; g < G; ++g) {
+          even[g] = dot_bf16(even[g], low, broadcast4(q + g * dim + 2 * d));
+          odd[g] = dot_bf16(odd[g], high, broadcast4(q + g * dim + 2 * d + 2));
+        }
+      }
+      const __mmask16 seen = first_lanes(tokens - (chunk + j) * UNIT_TOKENS);
+      for (int g = 0; g < G; ++g) scores[j][g] = _mm512_mask_add_ps(_mm512_set1_ps(MASKED), seen, even[g], odd[g]);
+    }
+    alignas(64) bf16 shares[G][CHUNK * UNIT_TOKENS];
+    __m512 fade[G];
+    for (int g = 0; g < G; ++g) {
+      __m512 top = scores[0][g];
+      for (int64_t j = 1; j < units; ++j) top = _mm512_max_ps(top, scores[j][g]);
+      top = _mm512_max_ps(most[g], _mm512_set1_ps(_mm512_reduce_max_ps(top)));
+      fade[g] = exp2_ps(_mm512_sub_ps(most[g], top));
+      most[g] = top;
+      weight[g] = _mm512_mul_ps(weight[g], fade[g]);
+      for (int64_t j = 0; j < units; ++j) {
+        const __m512 share = exp2_ps(_mm512_sub_ps(scores[j][g], top));
+        weight[g] = _mm512_add_ps(weight[g], share);
+        store_bf16(shares[g] + j * UNIT_TOKENS, share);
+      }
+    }
+    for (int64_t d = 0; d < dim; d += 32) {
+      __m512 sums[G][2];
+      for (int g = 0; g < G; ++g)
+        for (int z = 0; z < 2; ++z) sums[g][z] = _mm512_mul_ps(fade[g], _mm512_load_ps(result.sums[g] + d + 16 * z));
+      for (int64_t j = 0; j < units; ++j) {
+        const bf16* values = s.values(chunk + j) + d * 2;
+        const bf16* ahead = later(chunk + j + AHEAD) + dim * UNIT_TOKENS + d * 2;
+        for (int u = 0; u < UNIT_TOKENS / 2; ++u) {
+          const __m512i low = _mm512_loadu_si512(values + u * dim * 2);
+          const __m512i high = _mm512_loadu_si512(values + u * dim * 2 + 32);
+          _mm_prefetch(reinterpret_cast<const char*>(ahead + u * dim * 2), _MM_HINT_T1);
+          _mm_prefetch(reinterpret_cast<const char*>(ahead + u * dim * 2 + 32), _MM_HINT_T1);
+          for (int g = 0; g < G; ++g) {
+            const __m512i pair = broadcast4(shares[g] + j * UNIT_TOKENS + 2 * u);
+            sums[g][0] = dot_bf16(sums[g][0], pair, low);
+            sums[g][1] = dot_bf16(sums[g][1], pair, high);
+          }
+        }
+      }
+      for (int g = 0; g < G; ++g)
+        for (int z = 0; z < 2; ++z) _mm512_store_ps(result.sums[g] + d + 16 * z, sums[g][z]);
+    }
+  }
+  for (int g = 0; g < G; ++g) {
+    result.most[g] = _mm512_cvtss_f32(most[g]);
+    result.weight[g] = _mm512_reduce_add_ps(weight[g]);
+  }
+}
+
+// Several query tokens at positions p .. p + count - 1 of a sequence, each seeing what stands up to
+// itself; their G heads are rows of one tile, so that keys and values are read once for all.
+constexpr int TILE_ROWS = 48;
+constexpr int TILE_UNITS = 8;
+
+struct Tile {  // memory of one thread
+  alignas(64) bf16 q[TILE_ROWS][HEAD_DIM_MAX];
+  alignas(64) bf16 shares[TILE_ROWS][TILE_UNITS * UNIT_TOKENS];
+  alignas(64) float scores[TILE_ROWS][TILE_UNITS * UNIT_TOKENS];
+  alignas(64) float sums[TILE_ROWS][HEAD_DIM_MAX];
+  float most[TILE_ROWS], weight[TILE_ROWS], fade[TILE_ROWS];
+
+  // Query tokens that fit, for G heads each.
+  static int64_t tokens(int64_t group) { return TILE_ROWS / group; }
+};
+
+// Scores of 8 rows with two units' keys, into scores[row][at ..].
+static inline void score_rows(Tile& tile, int64_t row, const bf16* first, const bf16* second, int64_t dim, int64_t at) {
+  __m512 sums[8][2];
+  for (int i = 0; i < 8; ++i) sums[i][0] = sums[i][1] = _mm512_setzero_ps();
+  for (int64_t d = 0; d < dim / 2; ++d) {
+    const __m512i low = _mm512_loadu_si512(first + d * 32), high = _mm512_loadu_si512(second + d * 32);
+    for (int i = 0; i < 8; ++i) {
+      const __m512i pair = broadcast4(tile.q[row + i] + 2 * d);
+      sums[i][0] = dot_bf16(sums[i][0], pair, low);
+      sums[i][1] = dot_bf16(sums[i][1], pair, high);
+    }
+  }
+  for (int i = 0; i < 8; ++i)
+    for (int z = 0; z < 2; ++z) _mm512_store_ps(tile.scores[row + i] + at + 16 * z, sums[i][z]);
+}
+
+// Weights of one row, which sees `seen` tokens of this chunk of `units`.
+static inline void weigh_row(Tile& tile, int64_t row, int64_t units, int64_t seen) {
+  __m512 top = _mm512_set1_ps(tile.most[row]), scores[TILE_UNITS];
+  for (int64_t j = 0; j < units; ++j) {
+    const __m512 all = _mm512_load_ps(tile.scores[row] + 16 * j);
+    scores[j] = _mm512_mask_mov_ps(_mm512_set1_ps(MASKED), first_lanes(seen - 16 * j), all);
+    top = _mm512_max_ps(top, scores[j]);
+  }
+  const float most = _mm512_reduce_max_ps(top);
+  __m512 weight = _mm512_setzero_ps();
+  for (int64_t j = 0; j < units; ++j) {
+    const __m512 share = _mm512_maskz_mov_ps(first_lanes(seen - 16 * j),
+                                             exp2_ps(_mm512_sub_ps(scores[j], _mm512_set1_ps(most))));
+    weight = _mm512_add_ps(weight, share);
+    store_bf16(tile.shares[row] + 16 * j, share);
+  }
+  tile.fade[row] = exp2f(tile.most[row] - most);
+  tile.most[row] = most;
+  tile.weight[row] = tile.weight[row] * tile.fade[row] + _mm512_reduce_add_ps(weight);
+}
+
+// Add 8 rows' weights times the values of this chunk's units, 32 of D from d on.
+static inline void gather_rows(Tile& tile, int64_t row, const Sequence& s, int64_t chunk, int64_t units, int64_t d) {
+  __m512 sums[8][2];
+  for (int i = 0; i < 8; ++i)
+    for (int z = 0; z < 2; ++z) {
+      const __m512 before = _mm512_load_ps(tile.sums[row + i] + d + 16 * z);
+      sums[i][z] = _mm512_mul_ps(_mm512_set1_ps(tile.fade[row + i]), before);
+    }
+  for (int64_t j = 0; j < units; ++j) {
+    const bf16* values = s.values(chunk + j) + d * 2;
+    for (int u = 0; u < UNIT_TOKENS / 2; ++u) {
+      const __m512i low = _mm512_loadu_si512(values + u * s.dim * 2);
+      const __m512i high = _mm512_loadu_si512(values + u * s.dim * 2 + 32);
+      for (int i = 0; i < 8; ++i) {
+        const __m512i pair = broadcast4(tile.shares[row + i] + j * 16 + 2 * u);
+        sums[i][0] = dot_bf16(sums[i][0], pair, low);
+        sums[i][1] = dot_bf16(sums[i][1], pair, high);
+      }
+    }
+  }
+  for (int i = 0; i < 8; ++i)
+    for (int z = 0; z < 2; ++z) _mm512_store_ps(tile.sums[row + i] + d + 16 * z, sums[i][z]);
+}
+
+// q and out: token t's heads at t x stride, head g at g x D. The first token is at `position`.
+static inline void attend_tokens(Tile& tile, const bf16* q, float* out, int64_t stride, int64_t group, int64_t count,
+                                 const Sequence& s, int64_t position) {
+  const int64_t dim = s.dim, rows = count * group, padded = (rows + 7) / 8 * 8;
+  for (int64_t r = 0; r < padded; ++r) {
+    if (r < rows)
+      std::memcpy(tile.q[r], q + r / group * stride + r % group * dim, dim * sizeof(bf16));
+    else
+      std::memset(tile.q[r], 0, dim * sizeof(bf16));
+    std::memset(tile.sums[r], 0, dim * sizeof(float));
+    tile.most[r] = MASKED, tile.weight[r] = 0;
+  }
+  const int64_t units_all = (position + count - 1) / UNIT_TOKENS + 1;
+  for (int64_t chunk = 0; chunk < units_all; chunk += TILE_UNITS) {
+    const int64_t units = std::min<int64_t>(TILE_UNITS, units_all - chunk);
+    for (int64_t j = 0; j < units; j += 2)
+      for (int64_t r = 0; r < padded; r += 8)
+        score_rows(tile, r, s.keys(chunk + j), s.keys(chunk + std::min(j + 1, units - 1)), dim, j * 16);
+    for (int64_t r = 0; r < padded; ++r)
+      weigh_row(tile, r, units, position + std::min(r / group, count - 1) + 1 - chunk * UNIT_TOKENS);
+    for (int64_t r = 0; r < padded; r += 8)
+      for (int64_t d = 0; d < dim; d += 32) gather_rows(tile, r, s, chunk, units, d);
+  }
+  for (int64_t r = 0; r < rows; ++r) {
+    const __m512 share = _mm512_set1_ps(1.f / tile.weight[r]);
+    for (int64_t d = 0; d < dim; d += 16)
+      _mm512_storeu_ps(out + r / group * stride + r % group * dim + d,
+                       _mm512_mul_ps(share, _mm512_load_ps(tile.sums[r] + d)));
+  }
+}

@@ -1,0 +1,135 @@
+// Attention of a whole step over the paged cache: places what is new, then attends piece by piece.
+// The engine (step.cpp) shares the pieces among its threads, with a barrier where this says so.
+#pragma once
+#include "batch.h"
+#include "buffer.h"
+
+constexpr float LOG2_E = 1.44269504f;
+
+// Turn a head's adjacent pairs, and multiply by `times`.
+inline void rotate(const float* x, const float* turns, int64_t dim, float times, float* out) {
+  const __m512 factor = _mm512_set1_ps(times);
+  for (int64_t d = 0; d < dim; d += 16) {
+    const __m512 pair = _mm512_loadu_ps(x + d), turn = _mm512_loadu_ps(turns + d);
+    const __m512 crossed = _mm512_mul_ps(_mm512_permute_ps(pair, 0xB1), _mm512_movehdup_ps(turn));
+    const __m512 turned = _mm512_fmaddsub_ps(pair, _mm512_moveldup_ps(turn), crossed);
+    _mm512_storeu_ps(out + d, _mm512_mul_ps(turned, factor));
+  }
+}
+
+// Attention's part of an engine: where queries, keys and values come from, and the pieces of a step.
+class Attention {
+ public:
+  Shape shape;
+  Work work;
+  const Batch* batch = nullptr;
+  const float* qkv = nullptr;       // [tokens][shape.width()]
+  const float* rotations = nullptr;  // none: heads are turned already
+  const int64_t* positions = nullptr;
+
+  void open(const Batch& step, const Shape& heads, int threads) {
+    shape = heads, batch = &step;
+    work.plan(step, heads, threads);
+    queries_.get(step.tokens * heads.query_width());
+    out_.get(step.tokens * heads.query_width());
+    partials_.get(step.rows * heads.kv_heads * passes() * work.parts_max);
+    tiles_.get(threads);
+  }
+
+  float* out() const { return out_.get(); }
+
+  // Whether a piece may place its own token: nobody else reads what it writes.
+  bool is_fused() const { return work.decodes_only && work.parts_max == 1; }
+
+  // Turn the query heads of token m that read key head h, and put its key and value into the cache.
+  void place(bf16* layer, int64_t m, int64_t h) {
+    const int64_t dim = shape.dim, group = shape.group(), row = work.row_of[m];
+    const int64_t position = batch->context_lengths[row] - batch->query_lengths[row] + m - work.starts[row];
+    const float* token = qkv + m * shape.width();
+    const float* turns = rotations ? rotations + positions[m] * dim : nullptr;
+    alignas(64) float turned[HEAD_DIM_MAX];
+    const auto turn = [&](const float* x, float times) {
+      if (turns) return rotate(x, turns, dim, times, turned);
+      for (int64_t d = 0; d < dim; d += 16)
+        _mm512_store_ps(turned + d, _mm512_mul_ps(_mm512_loadu_ps(x + d), _mm512_set1_ps(times)));
+    };
+    bf16* queries = queries_.get() + m * shape.query_width();
+    for (int64_t head = h * group; head < (h + 1) * group; ++head) {
+      turn(token + head * dim, LOG2_E / sqrtf(static_cast<float>(dim)));
+      for (int64_t d = 0; d < dim; d += 16) store_bf16(queries + head * dim + d, _mm512_load_ps(turned + d));
+    }
+    turn(token + (shape.heads + h) * dim, 1.f);
+    const Sequence s = work.sequence(layer, shape, row, h);
+    bf16* unit = const_cast<bf16*>(s.keys(position / UNIT_TOKENS));
+    store_kv(unit, position % UNIT_TOKENS, dim, turned, token + (shape.heads + shape.kv_heads + h) * dim);
+  }
+
+  // Whether some contexts are split, so that `join` must follow.
+  bool is_split() const { return work.parts_max > 1; }
+
+  // Attend one piece. What is not split stands in out() then; true says so.
+  bool attend(bf16* layer, int64_t index, int id) {
+    const Piece& piece = work.pieces[index];
+    const int64_t m = work.starts[piece.row] + piece.first, group = shape.group();
+    const Sequence s = work.sequence(layer, shape, piece.row, piece.head);
+    const int64_t at = m * shape.query_width() + piece.head * group * shape.dim;
+    if (batch->query_lengths[piece.row] > 1) {
+      const int64_t position = batch->context_lengths[piece.row] - batch->query_lengths[piece.row] + piece.first;
+      attend_tokens(tiles_.get()[id], queries_.get() + at, out() + at, shape.query_width(), group, piece.count, s,
+                    position);
+      return true;
+    }
+    if (is_fused()) place(layer, m, piece.head);
+    for (int64_t g = 0; g < group; g += GROUP_MAX) {
+      const int64_t some = std::min<int64_t>(GROUP_MAX, group - g), from = at + g * shape.dim;
+      if (some == 1) token_heads<1>(piece, index, s, layer, from, g / GROUP_MAX);
+      if (some == 2) token_heads<2>(piece, index, s, layer, from, g / GROUP_MAX);
+      if (some == 3) token_heads<3>(piece, index, s, layer, from, g / GROUP_MAX);
+      if (some == 4) token_heads<4>(piece, index, s, layer, from, g / GROUP_MAX);
+    }
+    return piece.parts == 1;
+  }
+
+
+  // Join the parts of one row and key head, if it was split.
+  bool join(int64_t row, int64_t head) {
+    if (batch->context_lengths[row] < SPLIT_TOKENS) return false;
+    float* to = out() + row * shape.query_width() + head * shape.group() * shape.dim;
+    for (int64_t g = 0; g < shape.group(); g += GROUP_MAX) {
+      const Partial* parts = partials(row, head, g / GROUP_MAX);
+      const int64_t some = std::min<int64_t>(GROUP_MAX, shape.group() - g);
+      if (some == 1) merge<1>(parts, work.parts_max, shape.dim, to + g * shape.dim);
+      if (some == 2) merge<2>(parts, work.parts_max, shape.dim, to + g * shape.dim);
+      if (some == 3) merge<3>(parts, work.parts_max, shape.dim, to + g * shape.dim);
+      if (some == 4) merge<4>(parts, work.parts_max, shape.dim, to + g * shape.dim);
+    }
+    return true;
+  }
+
+ private:
+  Buffer<bf16> queries_;
+  Buffer<float> out_;
+  Buffer<Partial> partials_;
+  Buffer<Tile> tiles_;
+
+    int64_t passes() const { return (shape.group() + GROUP_MAX - 1) / GROUP_MAX; }
+
+  Partial* partials(int64_t row, int64_t head, int64_t pass) {
+    return partials_.get() + ((row * shape.kv_heads + head) * passes() + pass) * work.parts_max;
+  }
+
+  template <int G>
+  void token_heads(const Piece& piece, int64_t index, const Sequence& s, const bf16* layer, int64_t from,
+                   int64_t pass) {
+    const int64_t context = batch->context_lengths[piece.row], units = (context - 1) / UNIT_TOKENS + 1;
+    const int64_t first = units * piece.part / piece.parts, last = units * (piece.part + 1) / piece.parts;
+    const Piece& after = work.pieces[std::min<int64_t>(index + 1, work.pieces.size() - 1)];
+    const Sequence next = work.sequence(layer, shape, after.row, after.head);
+    const int64_t next_units = (batch->context_lengths[after.row] - 1) / UNIT_TOKENS + 1;
+    const int64_t next_first = next_units * after.part / after.parts;
+    Partial one;
+    Partial& result = piece.parts > 1 ? partials(piece.row, piece.head, pass)[piece.part] : one;
+    attend_token<G>(queries_.get() + from, s, context, first, last, next, next_first, next_units - next_first, result);
+    if (piece.parts == 1) merge<G>(&one, 1, shape.dim, out() + from);
+  }
+};

@@ -1,0 +1,322 @@
+// A whole step of a llama-type decoder in one parallel region (kernels/native_step.py calls it), and
+// its parts alone: products and attention. Rows of any mix of prompt chunks and decodes. The model's
+// shape and its packed weights are data that Python hands in; buffers grow to the largest step seen.
+// Compiled for AVX-512 BF16 and VNNI; never called on a CPU without them.
+
+#include <memory>
+#include <vector>
+
+#include "buffer.h"
+#include "linear.h"
+#include "paged.h"
+#include "pool.h"
+
+namespace {
+
+constexpr int64_t FEW_ROWS = 4;        // so few that each thread norms them all: a barrier costs more
+constexpr int64_t FED_ROWS = 64;       // of gate and up kept at a time
+
+class Input {  // memory for rows in the form that a product reads
+ public:
+  Rows get(Format format, int64_t rows, int64_t inputs) {
+    Rows x{format, inputs, nullptr, nullptr, nullptr, nullptr};
+    if (format == BF16) {
+      x.values = values_.get(rows * inputs);
+    } else {
+      x.quants = quants_.get(rows * inputs);
+      x.scales = scales_.get(rows * inputs / BLOCK);
+      x.offsets = offsets_.get(rows * inputs / BLOCK);
+    }
+    return x;
+  }
+
+ private:
+  Buffer<bf16> values_;
+  Buffer<int8_t> quants_;
+  Buffer<float> scales_;
+  Buffer<int32_t> offsets_;
+};
+
+struct Layer {
+  const float *input_norm, *post_norm;
+  Weight qkv, output, gate_up, down;
+};
+
+struct Model {
+  Shape shape;
+  int64_t hidden, fed, vocabulary;
+  float epsilon;
+  const bf16* embedding;   // [vocabulary][hidden]
+  const float* rotations;  // [positions][dim / 2][2]: cosine, sine
+  const float* final_norm;
+  Weight head;
+  std::vector<Layer> layers;
+};
+
+inline void norm_row(const float* x, const float* weight, int64_t width, float epsilon, const Rows& out, int64_t m) {
+  __m512 squares = _mm512_setzero_ps();
+  for (int64_t k = 0; k < width; k += 16) {
+    const __m512 value = _mm512_loadu_ps(x + k);
+    squares = _mm512_fmadd_ps(value, value, squares);
+  }
+  const __m512 ratio = _mm512_set1_ps(1.f / sqrtf(_mm512_reduce_add_ps(squares) / width + epsilon));
+  const auto normed = [&](int64_t k) {
+    return _mm512_mul_ps(_mm512_mul_ps(_mm512_loadu_ps(x + k), ratio), _mm512_loadu_ps(weight + k));
+  };
+  for (int64_t k = 0; k < width; k += 32) out.store(m, k, normed(k), normed(k + 16));
+}
+
+// One step at a time, on the threads of one pool.
+class Engine {
+ public:
+  explicit Engine(int threads) : pool_(threads) {}
+
+  int threads() const { return pool_.threads(); }
+
+  void multiply(const Weight& w, const bf16* x, int64_t rows, float* y, int64_t stride) {
+    const Rows in = a_.get(w.format, rows, w.inputs);
+    pool_.run([&](int id) {
+      pool_.share(id, rows, std::max<int64_t>(1, rows / 16), [&](int64_t from, int64_t to) {
+        for (int64_t m = from; m < to; ++m)
+          for (int64_t k = 0; k < w.inputs; k += 32)
+            in.store(m, k, load_bf16(x + m * w.inputs + k), load_bf16(x + m * w.inputs + k + 16));
+      });
+      pool_.barrier();
+      tiles(id, w, in, rows, [&](int64_t m, int64_t n, __m512 low, __m512 high) {
+        _mm512_storeu_ps(y + m * stride + n, low);
+        _mm512_storeu_ps(y + m * stride + n + 16, high);
+      });
+    });
+  }
+
+  void attend(const Shape& shape, bf16* layer, const float* qkv, const Batch& batch, float* out) {
+    attention_.open(batch, shape, threads());
+    attention_.qkv = qkv, attention_.rotations = nullptr;
+    pool_.run([&](int id) { attend_all(id, layer, [](int64_t, int64_t, int64_t) {}); });
+    std::memcpy(out, attention_.out(), batch.tokens * shape.query_width() * sizeof(float));
+  }
+
+  void step(const Model& model, bf16* cache, int64_t layer_values, const Batch& batch, const int64_t* ids,
+            const int64_t* positions, const int64_t* wanted, int64_t wanted_count, float* logits) {
+    const int64_t tokens = batch.tokens;
+    attention_.open(batch, model.shape, threads());
+    attention_.rotations = model.rotations, attention_.positions = positions;
+    x_.get(tokens * model.hidden), qkv_.get(tokens * model.shape.width());
+    attention_.qkv = qkv_.get();
+    // Nothing may grow while the threads run.
+    own_.resize(threads());
+    const int64_t most = std::max(tokens, wanted_count);
+    for (const Format format : {BF16, INT8}) {
+      for (auto& own : own_) own.get(format, FEW_ROWS, model.hidden);
+      a_.get(format, tokens, model.hidden);
+      b_.get(format, most, std::max(model.shape.query_width(), model.hidden));
+      c_.get(format, tokens, model.fed);
+    }
+    pool_.run([&](int id) {
+      embed(id, model, ids, tokens);
+      for (size_t i = 0; i < model.layers.size(); ++i)
+        run_layer(id, model, model.layers[i], cache + i * layer_values, tokens);
+      score(id, model, wanted, wanted_count, logits);
+    });
+  }
+
+ private:
+  Pool pool_;
+  Attention attention_;
+  Input a_, b_, c_;
+  std::vector<Input> own_;
+  Buffer<float> x_, qkv_;
+
+  // Every tile of a product's outputs; each(m, n, low, high) gets 32 of them from n on.
+  template <class Each> void tiles(int id, const Weight& w, const Rows& in, int64_t rows, const Each& each) {
+    pool_.share(id, w.tiles(), 1, [&](int64_t from, int64_t to) {
+      for (int64_t tile = from; tile < to; ++tile)
+        multiply_tile(w, in, tile, 0, rows,
+                      [&](int64_t m, __m512 low, __m512 high) { each(m, tile * TILE, low, high); });
+    });
+  }
+
+  void embed(int id, const Model& model, const int64_t* ids, int64_t tokens) {
+    for (int64_t m = id; m < tokens; m += pool_.threads())
+      for (int64_t k = 0; k < model.hidden; k += 16)
+        _mm512_storeu_ps(x_.get() + m * model.hidden + k, load_bf16(model.embedding + ids[m] * model.hidden + k));
+    pool_.barrier();
+  }
+
+  // The residual stream's rows, normed, in the form that `w` reads: shared, or each thread its own.
+  Rows normed(int id, const Model& model, const float* norm, const Weight& w, int64_t tokens) {
+    const auto row = [&](const Rows& to, int64_t m) {
+      norm_row(x_.get() + m * model.hidden, norm, model.hidden, model.epsilon, to, m);
+    };
+    if (tokens <= FEW_ROWS) {
+      const Rows mine = own_[id].get(w.format, FEW_ROWS, model.hidden);
+      for (int64_t m = 0; m < tokens; ++m) row(mine, m);
+      return mine;
+    }
+    const Rows all = a_.get(w.format, tokens, model.hidden);
+    pool_.share(id, tokens, std::max<int64_t>(1, tokens / 16), [&](int64_t from, int64_t to) {
+      for (int64_t m = from; m < to; ++m) row(all, m);
+    });
+    pool_.barrier();
+    return all;
+  }
+
+  // Attend, and tell of every token's heads that are complete: done(m, first head of the group, head).
+  template <class Done> void attend_all(int id, bf16* layer, const Done& done) {
+    const Work& work = attention_.work;
+    const int64_t heads = attention_.shape.kv_heads, tokens = attention_.batch->tokens;
+    if (!attention_.is_fused()) {
+      pool_.share(id, tokens, std::max<int64_t>(1, tokens / 16), [&](int64_t from, int64_t to) {
+        for (int64_t m = from; m < to; ++m)
+          for (int64_t h = 0; h < heads; ++h) attention_.place(layer, m, h);
+      });
+      pool_.barrier();
+    }
+    pool_.share(id, work.pieces.size(), 1, [&](int64_t from, int64_t to) {
+      for (int64_t i = from; i < to; ++i) {
+        if (!attention_.attend(layer, i, id)) continue;
+        const Piece& piece = work.pieces[i];
+        done(work.starts[piece.row] + piece.first, piece.count, piece.head);
+      }
+    });
+    pool_.barrier();
+    if (!attention_.is_split()) return;
+    pool_.share(id, attention_.batch->rows * heads, 1, [&](int64_t from, int64_t to) {
+      for (int64_t i = from; i < to; ++i)
+        if (attention_.join(i / heads, i % heads)) done(i / heads, 1, i % heads);
+    });
+    pool_.barrier();
+  }
+
+  void add_product(int id, const Model& model, const Weight& w, const Rows& in, int64_t tokens) {
+    tiles(id, w, in, tokens, [&](int64_t m, int64_t n, __m512 low, __m512 high) {
+      float* to = x_.get() + m * model.hidden + n;
+      _mm512_storeu_ps(to, _mm512_add_ps(_mm512_loadu_ps(to), low));
+      _mm512_storeu_ps(to + 16, _mm512_add_ps(_mm512_loadu_ps(to + 16), high));
+    });
+    pool_.barrier();
+  }
+
+  void run_layer(int id, const Model& model, const Layer& layer, bf16* cache, int64_t tokens) {
+    const Shape& shape = model.shape;
+    const Rows in = normed(id, model, layer.input_norm, layer.qkv, tokens);
+    tiles(id, layer.qkv, in, tokens, [&](int64_t m, int64_t n, __m512 low, __m512 high) {
+      float* to = qkv_.get() + m * shape.width() + n;
+      _mm512_storeu_ps(to, low);
+      _mm512_storeu_ps(to + 16, high);
+    });
+    pool_.barrier();
+    const Rows attended = b_.get(layer.output.format, tokens, shape.query_width());
+    attend_all(id, cache, [&](int64_t m, int64_t count, int64_t head) {
+      const int64_t width = shape.group() * shape.dim;
+      for (int64_t t = m; t < m + count; ++t) {
+        const float* heads = attention_.out() + t * shape.query_width() + head * width;
+        for (int64_t k = 0; k < width; k += 32)
+          attended.store(t, head * width + k, _mm512_loadu_ps(heads + k), _mm512_loadu_ps(heads + k + 16));
+      }
+    });
+    add_product(id, model, layer.output, attended, tokens);
+    const Rows again = normed(id, model, layer.post_norm, layer.gate_up, tokens);
+    const Rows fed = c_.get(layer.down.format, tokens, model.fed);
+    feed(id, layer.gate_up, again, fed, tokens);
+    add_product(id, model, layer.down, fed, tokens);
+  }
+
+  // silu(gate) x up, 32 of each at a time, in the form that the next product reads.
+  void feed(int id, const Weight& w, const Rows& in, const Rows& out, int64_t tokens) {
+    pool_.share(id, out.inputs / TILE, 1, [&](int64_t from, int64_t to) {
+      alignas(64) float gates[FED_ROWS][TILE];
+      for (int64_t tile = from; tile < to; ++tile)
+        for (int64_t first = 0; first < tokens; first += FED_ROWS) {
+          const int64_t last = std::min(tokens, first + FED_ROWS);
+          multiply_tile(w, in, tile, first, last, [&](int64_t m, __m512 low, __m512 high) {
+            _mm512_store_ps(gates[m - first], silu_ps(low));
+            _mm512_store_ps(gates[m - first] + 16, silu_ps(high));
+          });
+          multiply_tile(w, in, out.inputs / TILE + tile, first, last, [&](int64_t m, __m512 low, __m512 high) {
+            const float* gate = gates[m - first];
+            out.store(m, tile * TILE, _mm512_mul_ps(_mm512_load_ps(gate), low),
+                      _mm512_mul_ps(_mm512_load_ps(gate + 16), high));
+          });
+        }
+    });
+    pool_.barrier();
+  }
+
+  // Only rows that are wanted go through the head; logits are [count][outputs of the head].
+  void score(int id, const Model& model, const int64_t* wanted, int64_t count, float* logits) {
+    const Rows in = b_.get(model.head.format, count, model.hidden);
+    pool_.share(id, count, 1, [&](int64_t from, int64_t to) {
+      for (int64_t i = from; i < to; ++i)
+        norm_row(x_.get() + wanted[i] * model.hidden, model.final_norm, model.hidden, model.epsilon, in, i);
+    });
+    pool_.barrier();
+    tiles(id, model.head, in, count, [&](int64_t m, int64_t n, __m512 low, __m512 high) {
+      _mm512_storeu_ps(logits + m * model.head.outputs + n, low);
+      _mm512_storeu_ps(logits + m * model.head.outputs + n + 16, high);
+    });
+  }
+};
+
+}  // namespace
+
+extern "C" {
+
+Engine* engine_new(int32_t threads) { return new Engine(std::clamp(threads, 1, Pool::THREADS_MAX)); }
+
+void engine_free(Engine* engine) { delete engine; }
+
+// y[rows][stride] = x[rows][inputs] times the weight's transpose.
+void engine_multiply(Engine* engine, const Weight* w, const bf16* x, int64_t rows, float* y, int64_t stride) {
+  engine->multiply(*w, x, rows, y, stride);
+}
+
+// Heads that are turned already, qkv [tokens][shape.width()]; out [tokens][heads x dim].
+void engine_attend(Engine* engine, const Shape* shape, bf16* layer, const float* qkv, const Batch* batch, float* out) {
+  engine->attend(*shape, layer, qkv, *batch, out);
+}
+
+void engine_step(Engine* engine, const Model* model, bf16* cache, int64_t layer_values, const Batch* batch,
+                 const int64_t* ids, const int64_t* positions, const int64_t* wanted, int64_t wanted_count,
+                 float* logits) {
+  engine->step(*model, cache, layer_values, *batch, ids, positions, wanted, wanted_count, logits);
+}
+
+// sizes: hidden, fed, vocabulary. Nothing is copied: what is pointed to must outlive the model.
+Model* model_new(const Shape* shape, const int64_t* sizes, float epsilon, const bf16* embedding,
+                 const float* rotations, const float* final_norm, const Weight* head) {
+  return new Model{*shape, sizes[0], sizes[1], sizes[2], epsilon, embedding, rotations, final_norm, *head, {}};
+}
+
+void model_add_layer(Model* model, const float* input_norm, const float* post_norm, const Weight* weights) {
+  model->layers.push_back({input_norm, post_norm, weights[0], weights[1], weights[2], weights[3]});
+}
+
+void model_free(Model* model) { delete model; }
+
+// w [outputs][inputs], to tiles of 32 outputs; rows past the last are zero.
+void pack_bf16(const bf16* w, int64_t outputs, int64_t inputs, bf16* packed) {
+  const int64_t tiles = (outputs + TILE - 1) / TILE;
+  std::memset(packed, 0, tiles * TILE * inputs * sizeof(bf16));
+  for (int64_t n = 0; n < outputs; ++n)
+    for (int64_t k = 0; k < inputs; ++k)
+      packed[n / TILE * TILE * inputs + (k / 2) * 2 * TILE + n % TILE * 2 + k % 2] = w[n * inputs + k];
+}
+
+// The same from float32 to int8 with a scale for each output.
+void pack_int8(const float* w, int64_t outputs, int64_t inputs, uint8_t* packed, float* scales) {
+  const int64_t padded = (outputs + TILE - 1) / TILE * TILE;
+  std::memset(packed, 128, padded * inputs);
+  std::fill(scales, scales + padded, 0.f);
+  for (int64_t n = 0; n < outputs; ++n) {
+    float most = 0;
+    for (int64_t k = 0; k < inputs; ++k) most = std::max(most, std::fabs(w[n * inputs + k]));
+    scales[n] = most / 127.f;
+    const float ratio = most > 0 ? 127.f / most : 0.f;
+    for (int64_t k = 0; k < inputs; ++k)
+      packed[n / TILE * TILE * inputs + (k / 4) * 4 * TILE + n % TILE * 4 + k % 4] =
+          static_cast<uint8_t>(static_cast<int>(std::lrint(w[n * inputs + k] * ratio)) + 128);
+  }
+}
+
+}  // extern "C"

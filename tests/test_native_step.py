@@ -1,0 +1,228 @@
+"""C++ for CPUs: products, attention and whole steps against PyTorch, in every shape that it serves.
+
+These run on machines with AVX-512 BF16; on others the backend must refuse, and that is tested.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from engine.model import Decoder
+from engine.spec import read_spec
+from engine.weights import load_weights
+from kernels import native_step
+from kernels.base import AttentionBatch, AttentionShape, DecoderWeights, StepBatch
+from kernels.native_step import NativeBackend, NativeCache, NativeInt8Ops, NativeOps, threads
+from kernels.ops import TorchOps
+from kernels.reference import ReferenceBackend
+from tests import tiny
+from tests.oracle import step_of, weights_of
+from tests.test_kernels import MIXED, Scene, attend, batch_of, dense, packed, scene, write_past
+
+ABLE = native_step.refusal("cpu", torch.bfloat16) is None
+needs_avx512 = pytest.mark.skipif(not ABLE, reason="this CPU lacks AVX-512 BF16")
+
+SHAPE = tiny.Shape(hidden=96, heads=6, kv_heads=2, head_dim=32, intermediate=160, vocab_size=330)
+"""Nothing a multiple of 64, a vocabulary that no tile divides, three heads to a key head."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def two_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+@needs_avx512
+@pytest.mark.parametrize(("inputs", "outputs"), [(32, 32), (64, 96), (576, 70), (160, 1)])
+@pytest.mark.parametrize("rows", [1, 2, 3, 4, 5, 8, 9, 15, 33, 130])
+def test_products_are_products(rows: int, inputs: int, outputs: int) -> None:
+    draw = torch.Generator().manual_seed(rows)
+    x = torch.randn(rows, inputs, generator=draw).bfloat16()
+    weight = torch.randn(outputs, inputs, generator=draw)
+    weight[1:2] = 0.0  # a row without a scale
+    expected = x.double() @ weight.double().T
+    for ops, tolerance in ((NativeOps(threads()), 2e-2), (NativeInt8Ops(threads()), 5e-2)):
+        product = ops.linear(x, ops.pack(weight.to(torch.float32))).double()
+        assert product.shape == expected.shape
+        assert (product - expected).abs().max() / inputs**0.5 < tolerance, ops.name
+
+
+@needs_avx512
+def test_what_is_no_number_stays_none() -> None:
+    """Rounding to int8 must not hide it: the engine ends the request by it."""
+    weight = torch.randn(64, 96)
+    for bad in (float("nan"), float("inf"), -float("inf")):
+        for ops in (NativeOps(threads()), NativeInt8Ops(threads())):
+            x = torch.randn(11, 96).bfloat16()
+            x[3, 70] = bad
+            finite = ops.linear(x, ops.pack(weight)).isfinite()
+            assert not finite[3].any(), (ops.name, bad)
+            assert finite[[row for row in range(11) if row != 3]].all(), (
+                "the neighbours keep theirs"
+            )
+
+
+def attend_native(drawn: Scene, shape: AttentionShape) -> torch.Tensor:
+    backend = NativeBackend(threads())
+    cache = backend.allocate_kv(shape, drawn.blocks, drawn.block_tokens, torch.bfloat16, "cpu")
+    assert isinstance(cache, NativeCache)
+    cache.values.fill_(3e4)  # left by earlier owners
+    layer = shape.layers - 1
+    for position in range(max(context - count for context, count in drawn.rows)):
+        write_past(backend, drawn, cache, layer, position)
+    spans = [(context - count, context) for context, count in drawn.rows]
+    prepared = backend.prepare(batch_of(drawn, spans), cache)
+    k, v = packed(drawn.keys, spans), packed(drawn.values, spans)
+    return backend.attend(layer, drawn.q, k, v, cache, prepared)
+
+
+@needs_avx512
+@pytest.mark.parametrize("block_tokens", [16, 32, 256])
+@pytest.mark.parametrize(
+    "shape",
+    [
+        AttentionShape(layers=2, heads=9, kv_heads=3, head_dim=64),
+        AttentionShape(layers=1, heads=8, kv_heads=1, head_dim=96),
+        AttentionShape(layers=1, heads=2, kv_heads=2, head_dim=128),
+        AttentionShape(layers=1, heads=5, kv_heads=1, head_dim=256),
+        AttentionShape(layers=1, heads=32, kv_heads=2, head_dim=32),
+    ],
+    ids=lambda shape: f"{shape.heads}x{shape.head_dim}",
+)
+@pytest.mark.parametrize(
+    "rows",
+    [MIXED, [(1, 1)], [(200, 1)], [(70, 1), (130, 1)], [(90, 90)], [(150, 60)], [(20, 1)] * 9],
+    ids=lambda rows: f"{len(rows)}rows{rows[0][0]}",
+)
+def test_paged_attention_is_attention(
+    rows: list[tuple[int, int]], shape: AttentionShape, block_tokens: int
+) -> None:
+    drawn = scene(rows, shape, block_tokens=block_tokens, dtype=torch.bfloat16, padding=1)
+    difference = (attend_native(drawn, shape).double() - dense(drawn))[:-1].abs().max().item()
+    assert difference < 2e-2
+
+
+@needs_avx512
+def test_cleared_blocks_leave_no_trace() -> None:
+    shape = AttentionShape(layers=2, heads=4, kv_heads=2, head_dim=32)
+    backend = NativeBackend(threads())
+    cache = backend.allocate_kv(shape, 6, 32, torch.bfloat16, "cpu")
+    assert isinstance(cache, NativeCache)
+    cache.values.fill_(float("nan"))
+    backend.clear_blocks(cache, [1, 4])
+    units = cache.values.isnan().flatten(2).any(-1)
+    assert units.tolist() == [[block not in (1, 4) for block in range(6) for _ in range(2)]] * 2
+
+
+def in_torch(path: Path, step: StepBatch, dtype: str) -> torch.Tensor:
+    weights, reference = weights_of(path, dtype, positions=256), ReferenceBackend()
+    cache = reference.allocate_kv(weights.shape, 9, 16, weights.embedding.dtype, "cpu")
+    return Decoder(weights, reference, TorchOps()).forward(step, cache)
+
+
+def decoder(path: Path, dtype: str) -> tuple[Decoder, DecoderWeights]:
+    ops = NativeInt8Ops(threads()) if dtype == "int8" else NativeOps(threads())
+    weights = load_weights(
+        read_spec(str(path)),
+        dtype=dtype,
+        device="cpu",
+        positions=256,
+        pack=ops.pack,
+        progress=lambda stage, fraction: None,
+    )
+    return Decoder(weights, NativeBackend(threads()), ops), weights
+
+
+@needs_avx512
+@torch.inference_mode()
+@pytest.mark.parametrize(("dtype", "times"), [("bf16", 1.3), ("int8", 5.0)])
+@pytest.mark.parametrize("count", [1, 3, 4, 5, 40, 100])
+def test_a_step_is_the_model(tmp_path: Path, dtype: str, times: float, count: int) -> None:
+    """Against PyTorch in float32, with its bf16 as the yardstick; and against its own parts."""
+    path = tiny.write(tmp_path / "tiny", shape=SHAPE)
+    tokens = [(7 * i + 3) % 330 for i in range(count)]
+    step = step_of(tokens)
+    expected, rounded = (in_torch(path, step, dtype) for dtype in ("f32", "bf16"))
+    tolerance = times * (rounded - expected).norm() / expected.norm()
+    model, packed_weights = decoder(path, dtype)
+    shape = packed_weights.shape
+    kv = NativeBackend(threads()).allocate_kv(shape, 9, 16, torch.bfloat16, "cpu")
+    logits = model.forward(step, kv)
+    assert logits.shape == expected.shape
+    assert (logits - expected).norm() / expected.norm() < tolerance
+    in_parts = model.logits(model.hidden(step, kv), step.sample_tokens)
+    assert (in_parts - logits).norm() / expected.norm() < tolerance
+    assert packed_weights.embedding.dtype == torch.bfloat16
+
+
+@needs_avx512
+@torch.inference_mode()
+@pytest.mark.parametrize("dtype", ["bf16", "int8"])
+def test_decoding_goes_on_where_a_prompt_ended(tmp_path: Path, dtype: str) -> None:
+    """Token by token, in chunks or at once, beside others or alone: the same logits."""
+    path = tiny.write(tmp_path / "tiny", shape=SHAPE)
+    tokens = [(11 * i + 5) % 330 for i in range(90)]
+    model, weights = decoder(path, dtype)
+    backend = NativeBackend(threads())
+    whole = model.forward(
+        step_of(tokens), backend.allocate_kv(weights.shape, 9, 16, torch.bfloat16, "cpu")
+    )
+    for cuts in ([30, 31, 32, 64, 90], [16, 90], [1, 2, 3, 90]):
+        cache = backend.allocate_kv(weights.shape, 20, 16, torch.bfloat16, "cpu")
+        start = 0
+        for stop in cuts:
+            logits = model.forward(piece(tokens, start, stop), cache)
+            assert (logits[-1] - whole[stop - 1]).abs().max() / whole.abs().max() < 2e-2
+            start = stop
+
+
+def piece(tokens: list[int], start: int, stop: int) -> StepBatch:
+    """Tokens start..stop of a sequence in blocks 1 on, beside three decodes of another."""
+    count, others = stop - start, 3
+    table = list(range(1, 8))
+    lengths, contexts = [count] + [1] * others, [stop] + [17] * others
+    slots = [16 + position for position in range(start, stop)] + [16 * 12 + 0] * others
+    return StepBatch(
+        input_ids=torch.tensor(tokens[start:stop] + [9] * others),
+        positions=torch.tensor([*range(start, stop), *[16] * others]),
+        sample_tokens=torch.tensor([count - 1]),
+        attention=AttentionBatch(
+            query_starts=torch.tensor([0, *lengths]).cumsum(0).int(),
+            context_lengths=torch.tensor(contexts).int(),
+            slot_mapping=torch.tensor(slots),
+            block_tables=torch.tensor([table] + [[10, 12, 0, 0, 0, 0, 0]] * others).int(),
+            query_lengths_host=lengths,
+            context_lengths_host=contexts,
+        ),
+    )
+
+
+@needs_avx512
+def test_scenes_of_the_reference_agree(tmp_path: Path) -> None:
+    shape = AttentionShape(layers=1, heads=6, kv_heads=2, head_dim=64)
+    drawn = scene([(300, 1), (40, 40), (17, 2)], shape, dtype=torch.bfloat16)
+    difference = attend_native(drawn, shape) - attend(ReferenceBackend(), drawn, shape)
+    assert difference.abs().max() < 3e-2
+
+
+def test_it_says_what_it_cannot_serve(monkeypatch: pytest.MonkeyPatch) -> None:
+    shape = AttentionShape(layers=1, heads=4, kv_heads=2, head_dim=48)
+    backend = NativeBackend(threads())
+    assert "head dimension 48" in (backend.supports(shape, "cpu", torch.bfloat16, 16) or "")
+    fits = AttentionShape(layers=1, heads=4, kv_heads=2, head_dim=64)
+    assert "multiples of 16" in (backend.supports(fits, "cpu", torch.bfloat16, 24) or "")
+    assert "not for cuda" in (backend.supports(fits, "cuda", torch.bfloat16, 16) or "")
+    assert "not in float32" in (backend.supports(fits, "cpu", torch.float32, 16) or "")
+    wide = AttentionShape(layers=1, heads=64, kv_heads=2, head_dim=64)
+    assert "32 query heads" in (backend.supports(wide, "cpu", torch.bfloat16, 16) or "")
+
+    class Old:
+        def processor_has_avx512_bf16(self) -> int:
+            return 0
+
+    monkeypatch.setattr(native_step, "library", Old)
+    assert "AVX-512" in (backend.supports(fits, "cpu", torch.bfloat16, 16) or "")
