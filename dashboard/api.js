@@ -5,9 +5,9 @@
 const ROOT = new URL('../', import.meta.url);
 
 export class ApiError extends Error {
-  constructor(message, { status = 0, code = null, param = null } = {}) {
+  constructor(message, { status = 0, code = null, param = null, position = null } = {}) {
     super(message);
-    Object.assign(this, { status, code, param });
+    Object.assign(this, { status, code, param, position });
   }
 }
 
