@@ -76,8 +76,8 @@ PLANTED = (
     Mutant(
         "a starved tenant",
         "engine/policies.py",
-        "ranks: list[float] = self._counters[",
-        "ranks: list[float] = -self._counters[",
+        "-np.inf, self._counters[places_now])",
+        "-np.inf, -self._counters[places_now])",
     ),
     Mutant(
         "budget off by one",
