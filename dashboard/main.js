@@ -1,24 +1,24 @@
 // Owns: the page: theme, keys, the link to the record stream, and the frame loop. Called by:
 // index.html. It is the only module that may touch location, localStorage or
-// requestAnimationFrame (tryit.js and states.js read the page's own address).
+// requestAnimationFrame (try/box.js and live/empty.js read the page's own address).
 
 import { ask } from './api.js';
-import { Clock } from './clock.js';
+import { Clock } from './live/clock.js';
 import { make, put } from './dom.js';
 import { bindKeys } from './keys.js';
-import { Live } from './live.js';
-import { Notice } from './notice.js';
+import { Live } from './live/page.js';
+import { Notice } from './live/notice.js';
 import { palette } from './palette.js';
 import { RequestPage } from './request/page.js';
 import { Router } from './router.js';
 import { Session } from './session.js';
-import { RECORD_KINDS, Source } from './source.js';
-import { Help } from './states.js';
-import { Store } from './store.js';
+import { RECORD_KINDS, Source } from './live/source.js';
+import { Help } from './live/empty.js';
+import { Store } from './score/store.js';
 import { Generator } from './try/generator.js';
 import { TryPage } from './try/page.js';
-import { Mine, TryIt, isLoopback } from './tryit.js';
-import { View } from './view.js';
+import { Mine, TryIt, isLoopback } from './try/box.js';
+import { View } from './score/view.js';
 
 const byId = (id) => document.getElementById(id);
 const STREAM = new URL('../telemetry/stream', import.meta.url);

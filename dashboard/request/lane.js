@@ -2,8 +2,8 @@
 // own alphabet, and what its span at an instant is. Called by: picture.js. Pure drawing; the lane
 // of a neighbour is drawn on the same axis, shifted by when each was received.
 
-import { KIND, STOPS } from '../kinds.js';
-import { body, mark } from '../marks.js';
+import { KIND, STOPS } from '../score/kinds.js';
+import { body, mark } from '../score/marks.js';
 
 const WORK = Object.freeze({
   own_prefill: KIND.PREFILL,

@@ -4,12 +4,12 @@
 
 import assert from 'node:assert/strict';
 import { test } from 'node:test';
-import { Clock } from '../clock.js';
-import { Columns } from '../columns.js';
-import { lostWord, notice } from '../notice.js';
-import { Source, parsePosition } from '../source.js';
-import { Store } from '../store.js';
-import { diagnose } from '../verdict.js';
+import { Clock } from '../live/clock.js';
+import { Columns } from '../score/columns.js';
+import { lostWord, notice } from '../live/notice.js';
+import { Source, parsePosition } from '../live/source.js';
+import { Store } from '../score/store.js';
+import { diagnose } from '../live/verdict.js';
 import { iteration, requestStart, run } from './support/records.js';
 
 class FakeStream extends EventTarget {

@@ -4,14 +4,14 @@
 
 import assert from 'node:assert/strict';
 import { test } from 'node:test';
-import { Columns } from '../columns.js';
-import { burst, complete, errorWords, readEvents } from '../completion.js';
+import { Columns } from '../score/columns.js';
+import { burst, complete, errorWords, readEvents } from '../try/completion.js';
 import { duration, int } from '../format.js';
-import { STOPS } from '../kinds.js';
-import { Seconds } from '../seconds.js';
-import { Scale } from '../strips.js';
-import { Mine, isLoopback } from '../tryit.js';
-import { View } from '../view.js';
+import { STOPS } from '../score/kinds.js';
+import { Seconds } from '../score/seconds.js';
+import { Scale } from '../score/strips.js';
+import { Mine, isLoopback } from '../try/box.js';
+import { View } from '../score/view.js';
 import { iteration, run } from './support/records.js';
 
 const append = (columns, step) => columns.append(iteration(step), STOPS.indexOf('no_waiting'));

@@ -27,7 +27,8 @@ test('what is no address is none', () => {
 const answering = (status, text) => async () => new Response(text, { status });
 
 test('an answer is its JSON; an error has status, code and a sentence', async () => {
-  assert.deepEqual(await ask('GET', 'x', undefined, { send: answering(200, '{"a": 1}') }), { a: 1 });
+  const good = answering(200, '{"a": 1}');
+  assert.deepEqual(await ask('GET', 'x', undefined, { send: good }), { a: 1 });
   const refused = answering(404, '{"error": {"message": "no such thing", "code": "gone"}}');
   await assert.rejects(ask('GET', 'x', undefined, { send: refused }), {
     name: 'Error',

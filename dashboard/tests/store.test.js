@@ -4,12 +4,12 @@
 
 import assert from 'node:assert/strict';
 import { test } from 'node:test';
-import { Columns } from '../columns.js';
-import { heldUp } from '../ended.js';
-import { KIND, STOPS, isMark, isSlice } from '../kinds.js';
-import { holders } from '../kvmap.js';
-import { waiting } from '../queue.js';
-import { Store } from '../store.js';
+import { Columns } from '../score/columns.js';
+import { heldUp } from '../live/ended.js';
+import { KIND, STOPS, isMark, isSlice } from '../score/kinds.js';
+import { holders } from '../score/kvmap.js';
+import { waiting } from '../score/queue.js';
+import { Store } from '../score/store.js';
 import { iteration, requestEnd, requestStart, run } from './support/records.js';
 import { Simulation } from './support/simulate.js';
 

@@ -1,7 +1,7 @@
 // Owns: the elements of the Live view: toolbar, score, strips, axis, and the plane above them that
-// takes the pointer. Called by: live.js, which fills them. Layout only: it reads no record.
+// takes the pointer. Called by: score.js, which fills them. Layout only: it reads no record.
 
-import { make } from './dom.js';
+import { make } from '../dom.js';
 
 // title, unit, series: [name, colour variable]
 export const STRIPS = [

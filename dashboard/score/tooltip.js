@@ -1,8 +1,8 @@
 // Owns: the card at the pointer that shows a record in words and in its own field names. Called
 // by: gestures.js on hover. It reads the columns alone, so it shows the past as it was recorded.
 
-import { make, put } from './dom.js';
-import { duration, int, plural, reason } from './format.js';
+import { make, put } from '../dom.js';
+import { duration, int, plural, reason } from '../format.js';
 import { KIND, STOPS, isMark, isSlice } from './kinds.js';
 
 const VERB = {

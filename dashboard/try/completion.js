@@ -1,5 +1,5 @@
 // Owns: one streamed request to the OpenAI-compatible API: sending it, reading its events, and
-// telling an error in words. Called by: tryit.js. It knows nothing of the page.
+// telling an error in words. Called by: box.js. It knows nothing of the page.
 // It must never swallow an error: each comes out as one Error with a sentence.
 
 // The `data:` payloads of a server-sent event stream, whatever the network's chunks were.

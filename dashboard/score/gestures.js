@@ -1,6 +1,6 @@
 // Owns: what the pointer does on the tracks: hover holds the picture and shows the record, drag
-// and shift-wheel pan, wheel zooms at the pointer, click selects. Called by: live.js.
-// It writes the view's cursor and hold, and asks live.js for everything else.
+// and shift-wheel pan, wheel zooms at the pointer, click selects. Called by: score.js.
+// It writes the view's cursor and hold, and asks score.js for everything else.
 
 import { Tip, sliceAt } from './tooltip.js';
 

@@ -1,10 +1,10 @@
 // Owns: the list of requests that just ended: how, with how many tokens, and what kept each from
-// running longest, when that was a fair part of its life. Called by: live.js once a second.
+// running longest, when that was a fair part of its life. Called by: page.js once a second.
 // It names only what the records show; the full split into causes is the server's to give.
 
-import { make, put } from './dom.js';
-import { duration, int, percent, reason } from './format.js';
-import { STOPS } from './kinds.js';
+import { make, put } from '../dom.js';
+import { duration, int, percent, reason } from '../format.js';
+import { STOPS } from '../score/kinds.js';
 
 const ROWS_MAX = 16;
 const FAIR_SHARE = 0.15;

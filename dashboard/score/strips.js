@@ -1,6 +1,6 @@
 // Owns: how the three strips under the score draw a column (the batch in tokens, the step in time,
 // the KV pool in blocks) and the full scale of the first two, which follows what is in view.
-// Called by: live.js through Track. Pure drawing; a scale changes only in `fit`.
+// Called by: score.js through Track. Pure drawing; a scale changes only in `fit`.
 
 import { STOPS } from './kinds.js';
 import { hole } from './marks.js';

@@ -1,8 +1,8 @@
-// Owns: the time axis under the tracks and the card of the selected request. Called by: live.js.
+// Owns: the time axis under the tracks and the card of the selected request. Called by: score.js.
 // Both are plain elements: the axis moves by transforms, the card is rebuilt when it changed.
 
-import { make, put, write } from './dom.js';
-import { duration, int, timeOfDay } from './format.js';
+import { make, put, write } from '../dom.js';
+import { duration, int, timeOfDay } from '../format.js';
 import { firstTokenNs } from './request.js';
 import { list } from './tooltip.js';
 

@@ -1,9 +1,9 @@
 // Owns: the KV map: every block of the pool as a cell by who holds it, and the largest holders by
-// name. Called by: live.js at 8 Hz, for now or for the iteration under the cursor.
+// name. Called by: the pages at 8 Hz, for now or for the iteration under the cursor.
 // A sequence that ended in the iteration has given its blocks back, so it is no holder.
 
-import { make, put, surface, write } from './dom.js';
-import { int, percent } from './format.js';
+import { make, put, surface, write } from '../dom.js';
+import { int, percent } from '../format.js';
 import { KIND, isSlice } from './kinds.js';
 
 const HOLDERS = 4;

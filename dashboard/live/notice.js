@@ -2,8 +2,8 @@
 // Called by: main.js 4 times a second. `notice` is pure: state in, words out.
 // What is lost or unknown is said here in so many words, until the reader dismisses it.
 
-import { make, put } from './dom.js';
-import { int, plural, timeOfDay } from './format.js';
+import { make, put } from '../dom.js';
+import { int, plural, timeOfDay } from '../format.js';
 
 const WORD = {
   connecting: ['◌', 'connecting'],

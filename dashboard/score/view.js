@@ -1,5 +1,5 @@
 // Owns: the one window in time that every track shares, and the one cursor that joins them.
-// Called by: live.js and gestures.js (write), every track (map). Pure: numbers in, numbers out.
+// Called by: score.js and gestures.js (write), every track (map). Pure: numbers in, numbers out.
 
 export const ZOOM = { least: 16, most: 3000, step: 1.25, start: 170 }; // CSS px a second
 const EASE_MS = 60;

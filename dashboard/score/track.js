@@ -1,6 +1,6 @@
 // Owns: one horizontal band drawn on canvas tiles. A tile covers 480 px of world time, is painted
 // once, iteration by iteration, and then only slides (a CSS transform on the scroller), so a frame
-// costs the new columns, never the window. Called by: live.js and lanes.js.
+// costs the new columns, never the window. Called by: score.js and lanes.js.
 // Painters get x in the tile's own pixels: canvas and compositor compute in 32-bit floats, which
 // hold no world coordinate of a page that has been open for a day.
 

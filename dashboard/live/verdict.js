@@ -1,11 +1,11 @@
 // Owns: the one sentence that says what the engine is doing now and what is wrong with it, from
-// the last two seconds of iterations. Called by: live.js 4 times a second. `diagnose` is pure.
+// the last two seconds of iterations. Called by: page.js 4 times a second. `diagnose` is pure.
 // It never guesses: each branch names the request and the figure it rests on.
 
-import { make, write } from './dom.js';
-import { duration, int, percent, plural, reason } from './format.js';
-import { KIND, STOPS } from './kinds.js';
-import { holders } from './kvmap.js';
+import { make, write } from '../dom.js';
+import { duration, int, percent, plural, reason } from '../format.js';
+import { KIND, STOPS } from '../score/kinds.js';
+import { holders } from '../score/kvmap.js';
 
 const WINDOW_NS = 2e9;
 const STUCK_NS = 5e9; // live requests and no record for so long

@@ -1,16 +1,16 @@
 // Owns: the box that sends a prompt and shows the answer as it comes, so that one sees one's own
-// request join the batch. Called by: main.js and live.js. Off, with its reason, unless the server
+// request join the batch. Called by: main.js and the pages. Off, with its reason, unless the server
 // lets its page send: others' servers are not ours to load. At most one answer and one
 // burst run at a time. It must never touch the store; it reads it to describe the request.
 
 import { burst, complete } from './completion.js';
-import { make, put, write } from './dom.js';
-import { duration, plural } from './format.js';
-import { firstTokenNs } from './request.js';
+import { make, put, write } from '../dom.js';
+import { duration, plural } from '../format.js';
+import { firstTokenNs } from '../score/request.js';
 
 const MINE_MAX = 64;
-const CHAT = new URL('../v1/chat/completions', import.meta.url);
-const TEXT = new URL('../v1/completions', import.meta.url);
+const CHAT = new URL('../../v1/chat/completions', import.meta.url);
+const TEXT = new URL('../../v1/completions', import.meta.url);
 
 export function isLoopback(hostname) {
   return hostname === 'localhost' || hostname === '[::1]' || /^127(\.\d+){3}$/.test(hostname);
@@ -157,7 +157,7 @@ export class TryIt {
     if (atEnd) answer.scrollTop = answer.scrollHeight;
   }
 
-  // What the records say of the request: called by live.js, since its end comes after the answer.
+  // What the records say of the request: called by its page, since its end comes after the answer.
   update() {
     if (!this.requestId) return;
     const r = this.find(this.requestId);

@@ -1,9 +1,9 @@
 // Owns: the last minutes as three uPlot charts that share their cursor with the score. Called by:
-// live.js once a second (data) and by the pointer. A click goes there. Seconds in which nothing
+// score.js once a second (data) and by the pointer. A click goes there. Seconds in which nothing
 // was heard are gaps, never zeros.
 
-import uPlot from './vendor/uplot/uPlot.esm.js';
-import { make } from './dom.js';
+import uPlot from '../vendor/uplot/uPlot.esm.js';
+import { make } from '../dom.js';
 
 const MINUTES_S = 300;
 const LEAST_S = 60;

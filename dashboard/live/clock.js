@@ -1,5 +1,5 @@
 // Owns: what time it is at the server, in its own nanoseconds, learned from when records come in.
-// Called by: main.js (note) and live.js (read). A record is never early, so the smallest distance
+// Called by: main.js (note) and page.js (read). A record is never early, so the smallest distance
 // seen between the page's clock and a record's end is the best guess; it is taken over two rolling
 // windows, so that it follows drift. It must never read a wall clock.
 

@@ -1,7 +1,7 @@
-// Owns: the legend, drawn by the same functions as the lanes. Called by: live.js, states.js.
+// Owns: the legend, drawn by the same functions as the lanes. Called by: score.js, live/empty.js.
 // Kinds that the run cannot show are left out. It must never draw a shape of its own.
 
-import { make, put, surface } from './dom.js';
+import { make, put, surface } from '../dom.js';
 import { KIND, isMark } from './kinds.js';
 import { LEGEND, LEGEND_MARKS, body, mark } from './marks.js';
 

@@ -1,9 +1,9 @@
-// Owns: the list of who waits, why, and behind whom. Called by: live.js at 8 Hz, for now or for
+// Owns: the list of who waits, why, and behind whom. Called by: the pages at 8 Hz, for now or for
 // the iteration under the cursor. The blocker waits for the reason itself; the others wait behind
 // it. Those beyond the last lane are counted from the record, never silently absent.
 
-import { make, put, write } from './dom.js';
-import { duration, int, plural, reason } from './format.js';
+import { make, put, write } from '../dom.js';
+import { duration, int, plural, reason } from '../format.js';
 import { KIND, STOPS, isWait } from './kinds.js';
 
 const ROWS = 6;

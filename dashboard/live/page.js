@@ -2,22 +2,22 @@
 // Called by: main.js. It reads the store and writes only the view, the cursor and the selection.
 // Sizes are read on resize only; at most one slow job runs in a frame.
 
-import { make, write } from './dom.js';
+import { make, write } from '../dom.js';
 import { Ended } from './ended.js';
-import { duration, int, timeOfDay } from './format.js';
-import { Axis, Card } from './furniture.js';
-import { Gestures } from './gestures.js';
-import { openSelected } from './keys.js';
-import { KvMap } from './kvmap.js';
-import { Lanes } from './lanes.js';
-import { legend } from './legend.js';
+import { duration, int, timeOfDay } from '../format.js';
+import { Axis, Card } from '../score/axis.js';
+import { Gestures } from '../score/gestures.js';
+import { openSelected } from '../keys.js';
+import { KvMap } from '../score/kvmap.js';
+import { Lanes } from '../score/lanes.js';
+import { legend } from '../score/legend.js';
 import { Numbers } from './numbers.js';
-import { Overview } from './overview.js';
-import { Queue } from './queue.js';
-import { toolbar, tracks } from './stage.js';
-import { Empty } from './states.js';
-import * as strips from './strips.js';
-import { Track } from './track.js';
+import { Overview } from '../score/overview.js';
+import { Queue } from '../score/queue.js';
+import { toolbar, tracks } from '../score/stage.js';
+import { Empty } from './empty.js';
+import * as strips from '../score/strips.js';
+import { Track } from '../score/track.js';
 import { Verdict } from './verdict.js';
 
 const PAINT = [strips.paintBatch, strips.paintStep, strips.paintPool];

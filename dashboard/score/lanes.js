@@ -1,9 +1,9 @@
 // Owns: the score band: the height of a lane, the names in its gutter, and the words inside long
-// spans. Called by: live.js. Bodies and marks come from marks.js, motion from track.js.
+// spans. Called by: score.js. Bodies and marks come from marks.js, motion from track.js.
 // Sizes are read on resize only: reading them in a frame would force a layout.
 
-import { make, surface, write } from './dom.js';
-import { duration, int, reason } from './format.js';
+import { make, surface, write } from '../dom.js';
+import { duration, int, reason } from '../format.js';
 import { KIND, isMark } from './kinds.js';
 import { paintColumn, paintMarks } from './marks.js';
 import { Track } from './track.js';

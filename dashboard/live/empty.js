@@ -1,10 +1,10 @@
-// Owns: what the score says while there is nothing to draw, and the help sheet. Called by: live.js
+// Owns: what the score says while there is nothing to draw, and the help sheet. Called by: page.js
 // and main.js. Legend entries are drawn by the lanes' own functions.
 // It must never show a command that would not work when pasted.
 
-import { make, put, write } from './dom.js';
-import { KEYS } from './keys.js';
-import { entries, sample } from './legend.js';
+import { make, put, write } from '../dom.js';
+import { KEYS } from '../keys.js';
+import { entries, sample } from '../score/legend.js';
 
 export class Empty {
   constructor() {

@@ -1,11 +1,11 @@
-// Owns: the six numbers over the score. Called by: live.js 4 times a second. Each has its unit,
+// Owns: the six numbers over the score. Called by: page.js 4 times a second. Each has its unit,
 // its bound where the requests carry one, a glyph for its state, and a minute of itself. Figures
 // of the last 30 s say so by their note; "now" figures come from the newest iteration.
 // It must never show a bound that nobody set.
 
-import { make, surface, write } from './dom.js';
-import { duration, int, percent, plural } from './format.js';
-import { STOPS } from './kinds.js';
+import { make, surface, write } from '../dom.js';
+import { duration, int, percent, plural } from '../format.js';
+import { STOPS } from '../score/kinds.js';
 
 const WINDOW_S = 30;
 const RATE_S = 5; // a rate over longer would lag what one sees
