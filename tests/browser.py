@@ -9,7 +9,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from playwright.sync_api import Browser, ConsoleMessage, Page, sync_playwright
+from playwright.sync_api import Browser, ConsoleMessage, Page, expect, sync_playwright
 
 FLAGS = [
     "--no-sandbox",
@@ -34,6 +34,7 @@ WATCH_POLICY = """
 def chromium() -> Iterator[Browser]:
     executable = shutil.which("chromium")
     assert executable, "chromium is missing: `make test` says how to install it"
+    expect.set_options(timeout=WAIT_MS)  # five seconds by default: too short on a busy machine
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=executable, args=FLAGS)
         yield browser
@@ -62,4 +63,4 @@ def watched_page(
     yield page
     said += page.evaluate("window.violations ?? []")
     page.close()
-    assert not said
+    assert not said, said

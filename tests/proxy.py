@@ -47,8 +47,8 @@ def proxied(server_url: str, prefix: str) -> Iterator[Proxied]:
                 upstream.putheader("content-length", str(len(body)))
                 upstream.endheaders(body)
                 self._answer(upstream.getresponse())
-            except (BrokenPipeError, ConnectionResetError):
-                pass  # the browser left, as it does with a stream
+            except (BrokenPipeError, ConnectionResetError, http.client.IncompleteRead):
+                pass  # the browser left, as it does with a stream, or the server ended
             finally:
                 upstream.close()
 
