@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from starlette.requests import Request
 
 from engine.spec import ModelSpec
-from server.chat_template import ChatTemplate
 from server.clock import Clock
 from server.comparisons import Comparisons
 from server.config import ServerConfig
@@ -18,6 +17,7 @@ from server.explainer import Explainer
 from server.gate import Checks
 from server.generation import Generations
 from server.prompts import Prompts
+from server.template_process import TemplateProcess
 from server.tokenizer import Tokenizer
 from server.traffic import Traffic
 from server.watchdog import Watchdog
@@ -49,7 +49,7 @@ class Context:
     engine: EngineClient
     watchdog: Watchdog
     tokenizer: Tokenizer
-    template: ChatTemplate | None
+    template: TemplateProcess | None
     template_fault: str
     generations: Generations
     prompts: Prompts | None

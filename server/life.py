@@ -359,6 +359,8 @@ class Life:
         await asyncio.to_thread(context.history.close)
         context.metrics.stop()
         context.tokenizer.close()
+        if context.template is not None:
+            context.template.close()
         self._listening.close()
         self._log.info("stopped")
 

@@ -16,7 +16,7 @@ from starlette.routing import Route
 
 from server.answers import Style
 from server.arrival import Arrival
-from server.chat_template import no_template
+from server.chat_template import Message, no_template
 from server.context import Context, context_of
 from server.decoding import decode
 from server.engine_client import EngineDown
@@ -43,7 +43,7 @@ from server.verbatim import mark_controls
 from telemetry.records import Run as RunRecord
 
 ALOUD_MESSAGES_MAX = 256
-"""Longer chats are rendered off the event loop: templates cost some 10 us a message."""
+"""The control tokens of longer chats are marked off the event loop."""
 
 
 async def chat_completions(request: Request) -> Response:
@@ -105,20 +105,19 @@ async def _chat_prompt(
     shown = template_messages(messages)
     chars = sum(len(message["content"]) for message in shown)
     if len(shown) > ALOUD_MESSAGES_MAX or context.tokenizer.is_long(chars):
-        text, mark = await context.tokenizer.aside(_rendered, context, shown)
+        marked, mark = await context.tokenizer.aside(_marked, context, shown)
     else:
-        text, mark = _rendered(context, shown)
+        marked, mark = _marked(context, shown)
+    text = await context.template.render(marked)
     return await _encode(context, text, "messages", model_len_max, mark=mark)
 
 
-def _rendered(context: Context, shown: list[dict[str, Any]]) -> tuple[str, str]:
-    """Return the prompt of a chat, and the mark in what its messages must not be taken for."""
-    assert context.template is not None
+def _marked(context: Context, shown: list[dict[str, Any]]) -> tuple[Sequence[Message], str]:
+    """Return a chat with a mark in what must not be taken for a control token, and the mark."""
     try:
-        messages, mark = mark_controls(shown, context.tokenizer.spelled)
+        return mark_controls(shown, context.tokenizer.spelled)
     except RecursionError:
         raise invalid("messages", "messages are nested too deeply") from None
-    return context.template.render(messages), mark
 
 
 async def _encode(

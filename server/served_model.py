@@ -11,10 +11,9 @@ from pathlib import Path
 
 from engine.spec import ModelSpec, TokenizerMetadata, read_spec, read_tokenizer_metadata
 from engine.tensors import check_tensors
-from server.chat_template import ChatTemplate
 from server.config import ServerConfig
 from server.demo import fetch_demo_model
-from server.template_trial import Trial
+from server.template_process import TemplateProcess
 from server.tokenizer import Tokenizer, build_tokenizer
 
 
@@ -29,7 +28,7 @@ class Model:
     names: tuple[str, ...]
     spec: ModelSpec
     tokenizer: Tokenizer
-    template: ChatTemplate | None
+    template: TemplateProcess | None
     template_fault: str
 
 
@@ -43,17 +42,20 @@ def load_model(config: ServerConfig) -> Model:
     metadata = read_tokenizer_metadata(path)
     tokens = _special_tokens(metadata)
     source = metadata.chat_template
-    trial = Trial(source, tokens) if source is not None else None
+    template = TemplateProcess(source, tokens) if source is not None else None
     try:
         tokenizer = build_tokenizer(metadata)
-    finally:
-        fault = trial.verdict() if trial else "it has none"
+    except BaseException:
+        if template is not None:
+            template.close()
+        raise
+    fault = template.verdict() if template else "it has none"
     own = Path(path).resolve().name.removesuffix(".gguf")
     return Model(
         names=tuple(dict.fromkeys((config.served_model_name or own, asked))),
         spec=spec,
         tokenizer=tokenizer,
-        template=None if fault or source is None else ChatTemplate(source, tokens),
+        template=None if fault else template,
         template_fault=fault,
     )
 

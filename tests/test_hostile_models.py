@@ -4,6 +4,7 @@ Random ones are read in a process of their own, seeded; `make soak` reads many t
 that were met in the field go through a real `iterscope serve`, whose exit code and line count.
 """
 
+import asyncio
 import json
 import os
 import struct
@@ -14,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from engine.config import ATTENTION_BACKENDS, EngineConfig
@@ -21,7 +23,7 @@ from engine.spec import SpecError
 from kernels.select import BACKENDS
 from server.config import ServerConfig
 from server.served_model import load_model
-from server.template_trial import TOO_MUCH, Trial
+from server.template_process import TOO_MUCH, TOO_MUCH_NOW, TemplateProcess
 from tests import tiny
 from tests.api import HELLO, post, still_answers
 from tests.servers import command, serving
@@ -211,6 +213,14 @@ def test_a_cache_that_fits_no_memory_is_one_line(tmp_path: Path) -> None:
 # ---- templates
 
 
+def verdict(source: str, tokens: dict[str, str]) -> str:
+    template = TemplateProcess(source, tokens)
+    try:
+        return template.verdict()
+    finally:
+        template.close()
+
+
 @pytest.mark.parametrize(
     "source",
     [
@@ -221,15 +231,15 @@ def test_a_cache_that_fits_no_memory_is_one_line(tmp_path: Path) -> None:
 )
 def test_a_template_bomb_goes_off_elsewhere(source: str) -> None:
     began = time.monotonic()
-    assert Trial(source, {}).verdict() == TOO_MUCH
+    assert verdict(source, {}) == TOO_MUCH
     assert time.monotonic() - began < 30
 
 
 def test_templates_that_work_or_refuse_are_let_in() -> None:
-    assert Trial(tiny.CHAT_TEMPLATE, {"bos_token": "<s>"}).verdict() == ""
-    assert Trial("{{ raise_exception('no') }}", {}).verdict() == ""
-    assert "line 1" in Trial("{% if %}", {}).verdict()
-    assert "longer than" in Trial("x" * 2**21, {}).verdict()
+    assert verdict(tiny.CHAT_TEMPLATE, {"bos_token": "<s>"}) == ""
+    assert verdict("{{ raise_exception('no') }}", {}) == ""
+    assert "line 1" in verdict("{% if %}", {})
+    assert "longer than" in verdict("x" * 2**21, {})
 
 
 def test_a_model_whose_template_is_a_bomb_serves_completions(tmp_path: Path) -> None:
@@ -243,3 +253,48 @@ def test_a_model_whose_template_is_a_bomb_serves_completions(tmp_path: Path) -> 
         assert TOO_MUCH in answer.json()["error"]["message"]
         still_answers(server)
         assert "--max-model-len 5000 is more than the model" in server.log
+
+
+BOMBS = {
+    "time": "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+    "memory": "{% set n = 10 ** 10 %}{{ messages[0].content * n }}",
+    "power": "{{ (messages | length + 8) ** (10 ** 9) }}",
+    "lone": "{{ '\\ud800' }}",
+    "silence": "{{ 1 / 0 }}",
+}
+
+
+def test_a_template_slow_for_certain_messages_holds_up_no_other(tmp_path: Path) -> None:
+    """Each bomb costs its own sender a 400; streams and health beside it go on meanwhile."""
+    folder = tiny.write(tmp_path / "model")
+    branches = "".join(
+        f"{{% elif messages[0].content == '{name}' %}}{bomb}" for name, bomb in BOMBS.items()
+    )
+    source = "{% if false %}" + branches + "{% else %}" + tiny.CHAT_TEMPLATE + "{% endif %}"
+    (folder / "chat_template.jinja").write_text(source)
+    with serving(tmp_path, folder) as server:
+        for name in BOMBS:
+            answer, worst_s = asyncio.run(_beside(server.url, name))
+            assert answer.status_code == 400, name
+            error = answer.json()["error"]
+            assert error["param"] == "messages"
+            assert (TOO_MUCH_NOW in error["message"]) == (name in ("time", "memory", "power"))
+            assert worst_s < 1.0, f"{name} held /health for {worst_s:.2f} s"
+            assert post(server, "/v1/chat/completions", HELLO).status_code == 200, name
+        still_answers(server)
+
+
+def said(text: str) -> dict[str, Any]:
+    return HELLO | {"messages": [{"role": "user", "content": text}]}
+
+
+async def _beside(url: str, bomb: str) -> tuple[httpx.Response, float]:
+    """Return how a bomb was answered, and how long /health took at worst meanwhile."""
+    async with httpx.AsyncClient(base_url=url, timeout=30) as client:
+        asked = asyncio.create_task(client.post("/v1/chat/completions", json=said(bomb)))
+        worst_s = 0.0
+        while not asked.done():
+            began = time.monotonic()
+            assert (await client.get("/health")).status_code == 200
+            worst_s = max(worst_s, time.monotonic() - began)
+        return await asked, worst_s

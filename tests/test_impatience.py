@@ -43,27 +43,26 @@ class Crowd:
             await asyncio.gather(*(self._client(made) for _ in range(CLIENTS)))
             await clock
 
-    @property
     def _over(self) -> bool:
         return self._made_tokens >= self._until_tokens
 
     async def _tick(self) -> None:
-        while not self._over:
+        while not self._over():
             self._made_tokens = await asyncio.to_thread(self._server.metric, GENERATED)
 
     async def _client(self, made: httpx.AsyncClient) -> None:
-        while not self._over:
+        while not self._over():
             for _ in range(TRIES):
-                if self._over or await self._answered(made):
+                if self._over() or await self._answered(made):
                     break
 
     async def _answered(self, made: httpx.AsyncClient) -> bool:
         """Ask once; whoever is refused comes back when told, whoever gives up breaks off."""
         until_tokens = self._made_tokens + PATIENCE_TOKENS
         asked = asyncio.create_task(made.post("/v1/completions", json=BODY))
-        while not asked.done() and self._made_tokens < until_tokens and not self._over:
+        while not asked.done() and self._made_tokens < until_tokens and not self._over():
             await asyncio.wait([asked], timeout=0.01)
-        if not asked.done() and not self._over:
+        if not asked.done() and not self._over():
             asked.cancel()
             await asyncio.wait([asked])
             self.gave_up += 1
