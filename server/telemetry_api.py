@@ -22,6 +22,7 @@ from telemetry.schema import describe
 
 HZ_DEFAULT, HZ_MIN, HZ_MAX = 15.0, 1.0, 60.0
 SQL_BODY_BYTES_MAX = 2**20
+PAST_DIGITS = 9
 JSON = "application/json"
 
 Scalar = str | int | float | bool | None
@@ -42,7 +43,10 @@ async def stream(request: Request) -> TelemetryStream:
     query = request.query_params
     place = request.headers.get("last-event-id") or query.get("last_event_id") or None
     asked = StreamRequest(
-        place=place, kinds=_kinds(query.get("kinds")), hz=_hz(query.get("hz", str(HZ_DEFAULT)))
+        place=place,
+        past=_past(query.get("past", "0")),
+        kinds=_kinds(query.get("kinds")),
+        hz=_hz(query.get("hz", str(HZ_DEFAULT))),
     )
     return TelemetryStream(
         context.bus,
@@ -95,6 +99,12 @@ def _kinds(text: str | None) -> frozenset[str] | None:
     if not kinds or not kinds <= KINDS.keys():
         raise invalid("kinds", f"kinds must be some of {', '.join(KINDS)}")
     return kinds
+
+
+def _past(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and len(text) <= PAST_DIGITS):
+        raise invalid("past", "past must be a number of records, from 0")
+    return int(text)
 
 
 def _hz(text: str) -> float:

@@ -28,9 +28,13 @@ HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamRequest:
-    """What a client asks for. `place` is the id it saw last; `kinds` None means every kind."""
+    """What a client asks for. `place` is the id it saw last; `kinds` None means every kind.
+
+    `past`: without a place it begins so many records ago, as far as the ring goes, not with now.
+    """
 
     place: str | None
+    past: int
     kinds: frozenset[str] | None
     hz: float
 
@@ -72,7 +76,8 @@ class TelemetryStream:
         seq = seen(place, bus) if place is not None else None
         if seq is not None:
             return seq, position(bus.run_id, seq)
-        snapshot = bus.snapshot()
+        past = self._request.past
+        snapshot = bus.past_snapshot(past) if past else bus.snapshot()
         return snapshot.seq, hello(bus.run_id, snapshot, known=place is None)
 
     async def _frames(self, reader: Reader, greeting: bytes) -> AsyncIterator[bytes]:

@@ -153,6 +153,22 @@ class Bus:
         """
         return self._copy(self._tail)
 
+    def past_snapshot(self, records: int) -> Snapshot:
+        """Return the state as it was `records` records ago, or as far back as the ring may tell.
+
+        A quarter of the ring is left free, so that a reader from there has time to begin before
+        it loses anything. On the publishing thread alone.
+        """
+        head, tail = self.head, self._tail
+        first = max(tail.seq, head - min(records, self.capacity * 3 // 4))
+        state = _State()
+        state.seq, state.generation, state.run = tail.seq, tail.generation, tail.run
+        state.live = tail.live.copy()
+        for entry in self._window(tail.seq + 1, first - tail.seq):
+            assert entry is not None
+            state.advance(entry.record, entry.seq)
+        return self._copy(state)
+
     def reader(self, after_seq: int, *, label: str = "other") -> "Reader":
         """Return a reader of the records after `after_seq` (0..head); `label` is for counting."""
         assert 0 <= after_seq <= self.head

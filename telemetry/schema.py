@@ -340,7 +340,8 @@ the last lost seq, and a hello with the state at that place always follows.
 `lost: "unknown"`.
 - A frame of `id:` alone is the heartbeat; it moves a filtered stream's place on.
 - `?kinds=iteration,request_end` filters, `?hz=` (1 to 60) sets how many times a second the \
-server sends. Nothing is thinned.
+server sends. Nothing is thinned. `?past=N` begins without a place up to N records ago, as far as \
+the ring goes, and not with now.
 
 The JSON schema of each body is at `GET /telemetry/schema`."""
 

@@ -94,14 +94,14 @@ records = st.lists(
 
 
 @settings(deadline=None)
-@given(capacity=st.integers(1, 12), script=records)
-def test_snapshots_at_both_ends_of_the_ring_fit_their_place(
-    capacity: int, script: list[Record]
+@given(capacity=st.integers(1, 12), back=st.integers(0, 20), script=records)
+def test_snapshots_of_the_rings_ends_and_within_it_fit_their_place(
+    capacity: int, back: int, script: list[Record]
 ) -> None:
     bus = Bus(run_id="r", capacity=capacity)
     for record in script:
         bus.publish(record)
-    for snapshot in (bus.snapshot(), bus.tail_snapshot()):
+    for snapshot in (bus.snapshot(), bus.tail_snapshot(), bus.past_snapshot(back)):
         live, run, generation = {}, None, 0
         for record in script[: snapshot.seq]:
             if isinstance(record, RequestStart):
@@ -114,6 +114,8 @@ def test_snapshots_at_both_ends_of_the_ring_fit_their_place(
         assert (snapshot.run, snapshot.generation) == (run, generation)
     assert bus.snapshot().seq == len(script)
     assert bus.tail_snapshot().seq == max(0, len(script) - capacity)
+    within = min(back, capacity * 3 // 4)
+    assert bus.past_snapshot(back).seq == max(0, len(script) - within)
 
 
 @settings(deadline=None)

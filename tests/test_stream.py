@@ -41,6 +41,27 @@ def test_a_new_client_gets_the_state_and_then_each_record_once() -> None:
             assert not {"run_id", "generation", "seq"} & events[1].body.keys()
 
 
+@pytest.mark.parametrize(("published", "first"), [(9, 3), (40, 34)])
+def test_a_client_may_begin_with_what_the_ring_still_holds(published: int, first: int) -> None:
+    """`past` gives the state as it was then and each record since, once; its place goes before."""
+    with running(ring=8) as server:
+        server.publish(samples.run(), samples.start(1), samples.start(2))
+        server.publish(*(samples.iteration(step, [1]) for step in range(4, published + 1)))
+        with stream(server, "?past=1000000") as client:
+            hello = client.next()
+            assert (hello.name, hello.id) == ("hello", f"run-1.{first}")
+            assert [start["request"] for start in hello.body["live"]] == [1, 2]
+            assert hello.body["lost"] == 0
+            server.publish(samples.end(1))
+            events = client.until(published + 1)
+            assert seqs(events)[-1] == published + 1
+            assert [event.name for event in events].count("iteration") == published - first
+            assert not any(event.name == "lost" for event in events)
+        with stream(server, f"?past=1000000&last_event_id=run-1.{published}") as client:
+            assert client.next().id == f"run-1.{published}", "a place goes before the past"
+            assert client.next().name == "request_end"
+
+
 def test_the_headers_keep_proxies_and_caches_out() -> None:
     with running() as server, stream(server) as client:
         headers = client.response.headers
@@ -203,13 +224,13 @@ def test_a_loss_is_counted_before_filters() -> None:
         assert (lost.body["count"], lost.body["by_kind"]) == (13, {"iteration": 13})
 
 
-@pytest.mark.parametrize("query", ["?kinds=nonsense", "?kinds=", "?hz=fast", "?hz=nan"])
+@pytest.mark.parametrize("query", ["?kinds=nonsense", "?kinds=", "?hz=fast", "?hz=nan", "?past=-1", "?past=x"])
 def test_a_wrong_parameter_is_refused(query: str) -> None:
     with running() as server:
         url = f"{server.url}/telemetry/stream{query}"
         response = httpx.get(url, timeout=WAIT_S, trust_env=False)
         assert response.status_code == 400
-        assert response.json()["error"]["param"] in ("kinds", "hz")
+        assert response.json()["error"]["param"] in ("kinds", "hz", "past")
 
 
 def test_records_are_joined_into_few_sends() -> None:
