@@ -18,6 +18,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import median
 
 import httpx
 
@@ -46,6 +47,8 @@ class Story:
     odd: list[str] = field(default_factory=list)
     disasters: dict[str, Disaster] = field(default_factory=dict)
     under_way: Disaster | None = None
+    resident_mb: list[float] = field(default_factory=list)
+    """The server's memory after each disaster."""
 
     def note(self, outcome: str, detail: str = "") -> None:
         self.seen[outcome] += 1
@@ -61,7 +64,24 @@ class Story:
             times = sorted(one.recovery_s)
             told = f"{times[len(times) // 2]:.1f} s, at most {times[-1]:.1f} s" if times else "-"
             lines.append(f"{one.name} x{len(times)}: clients {dict(one.seen)}; recovery {told}")
+        shown = [f"{size:.0f}" for size in self.resident_mb[:: max(1, len(self.resident_mb) // 10)]]
+        lines.append(f"memory in MB, over the run: {' '.join(shown)}")
         return "\n".join(lines)
+
+    def grown_mb(self) -> float:
+        """Return by how much the last third of the run held more than the second, in the median.
+
+        In the first one the ring of records, and what the allocator keeps, grow to their bounds.
+        """
+        third = len(self.resident_mb) // 3
+        if third < 5:
+            return 0.0
+        return median(self.resident_mb[-third:]) - median(self.resident_mb[third:-third])
+
+
+def resident_mb(server: Server) -> float:
+    text = Path(f"/proc/{server.process.pid}/status").read_text()
+    return int(text.split("VmRSS:")[1].split()[0]) / 1024
 
 
 class Chaos:
@@ -99,7 +119,7 @@ class Chaos:
     async def _visit(self, draw: random.Random) -> None:
         kinds = (self._whole, self._whole, self._stream, self._stream, self._leave, self._slow)
         while self.on:
-            body = {
+            body: dict[str, object] = {
                 "prompt": ids(draw.choice((3, 20, 90, 400))),
                 "max_tokens": draw.choice((1, 5, 40, 150)),
                 "n": draw.choice((1, 1, 1, 2)),
@@ -212,6 +232,7 @@ class Chaos:
             await asyncio.to_thread(self._breaks[name])
             recovered = await self._served(0)
             one.recovery_s.append(time.monotonic() - began)
+            self.story.resident_mb.append(resident_mb(self._server))
             assert recovered, f"no answer two minutes after: {name}\n{self._server.log[-3000:]}"
             await asyncio.sleep(1.0)
             self.story.under_way = None
