@@ -1,67 +1,58 @@
 // Owns: the keyboard: one table, shown by the help sheet and bound here. Called by: main.js.
 // Keys typed into a field are never taken; keys of one view do nothing in another.
 
-// key, words, act, and the view whose key it is (none: of the whole page)
+// key, words, act. Those with a score act on the one of the view that is shown, if it has one.
 export const KEYS = [
-  ['space', 'pause or follow', (app) => app.live.toggle(), 'live'],
-  ['+', 'zoom in', (app) => app.live.zoom(1.25), 'live'],
-  ['-', 'zoom out', (app) => app.live.zoom(0.8), 'live'],
-  ['ArrowLeft', 'one iteration back', (app) => step(app, -1), 'live'],
-  ['ArrowRight', 'one iteration on', (app) => step(app, 1), 'live'],
-  ['ArrowUp', 'request in the lane above', (app) => lane(app, -1), 'live'],
-  ['ArrowDown', 'request in the lane below', (app) => lane(app, 1), 'live'],
-  ['Enter', 'open the lit request', (app) => openSelected(app), 'live'],
-  ['[', 'pan back', (app) => app.view.pan(-app.view.width / 2), 'live'],
-  [']', 'pan on', (app) => app.view.pan(app.view.width / 2), 'live'],
-  ['n', 'write a prompt', (app) => app.tryIt.focus(), 'live'],
+  ['space', 'pause or follow', onScore((score) => score.toggle())],
+  ['+', 'zoom in', onScore((score) => score.zoom(1.25))],
+  ['-', 'zoom out', onScore((score) => score.zoom(0.8))],
+  ['ArrowLeft', 'one iteration back', onScore((score) => score.step(-1))],
+  ['ArrowRight', 'one iteration on', onScore((score) => score.step(1))],
+  ['ArrowUp', 'request in the lane above', onScore((score) => score.lane(-1))],
+  ['ArrowDown', 'request in the lane below', onScore((score) => score.lane(1))],
+  ['Enter', 'open the lit request', onScore(openLit)],
+  ['[', 'pan back', onScore((score) => score.pan(-0.5))],
+  [']', 'pan on', onScore((score) => score.pan(0.5))],
+  ['n', 'write a prompt (Live)', writePrompt],
   ['1 – 9', 'the views, as they stand above', null],
   ['t', 'theme', (app) => app.flip()],
   ['?', 'this sheet', (app) => app.help.toggle()],
-  ['Escape', 'clear cursor and selection, follow', (app) => clear(app)],
+  ['Escape', 'clear cursor and selection, follow', clear],
 ];
 
-function step({ view, store: { columns } }, by) {
-  if (columns.count === columns.first) return;
-  view.follow = false;
-  const fresh = view.pinned === null;
-  const at = columns.find(fresh ? view.right : view.pinned) + (fresh ? 0 : by);
-  const s = columns.slot(Math.max(columns.first, Math.min(columns.last, at)));
-  view.pinned = (columns.begin_at_ns[s] + columns.end_at_ns[s]) / 2;
-  const x = view.x(view.pinned);
-  if (x < 40 || x > view.width - 40) view.centre(view.pinned);
+// Answers false where there is nothing for the key to do, so that the browser may have it.
+function onScore(act) {
+  return (app) => {
+    const { score } = app.router.page;
+    if (!score?.drawable) return false;
+    act(score, app);
+  };
 }
 
-function lane(app, by) {
-  const rows = app.store.lanes.slots.map((slot) => slot.request).filter(Boolean);
-  const at = rows.findIndex((r) => r.id === app.selected);
-  const next = rows[Math.max(0, Math.min(rows.length - 1, at + by))];
-  if (next && next.id !== app.selected) app.live.select(next.id);
+function openLit(score, app) {
+  app.open(score.store.requests.get(score.selected));
 }
 
-export function openSelected(app) {
-  const id = app.store.requests.get(app.selected)?.start?.request_id;
-  if (id) app.go('request', { id });
+function writePrompt(app) {
+  if (app.router.name !== 'live') return false;
+  app.tryIt.focus();
 }
 
 function clear(app) {
-  if (app.help.close() || app.router.name !== 'live') return;
-  app.view.pinned = null;
-  app.view.follow = true;
-  if (app.selected !== null) app.live.select(null);
+  if (!app.help.close()) app.router.page.score?.reset();
 }
 
 export function bindKeys(app) {
-  const table = new Map(KEYS.map(([key, , act, view]) => [key, { act, view }]));
+  const table = new Map(KEYS.map(([key, , act]) => [key, act]));
   addEventListener('keydown', (e) => {
     const field = /^(INPUT|TEXTAREA|SELECT)$/.test(e.target.tagName);
-    if (field || e.ctrlKey || e.metaKey || e.altKey) return;
+    if (field || e.ctrlKey || e.metaKey || e.altKey || e.defaultPrevented) return;
     const pressed = e.key === ' ' || e.key === 'Enter';
     if (pressed && /^(BUTTON|A|SUMMARY)$/.test(e.target.tagName)) return;
     const page = /^[1-9]$/.test(e.key) ? app.router.pages[e.key - 1] : null;
-    const found = table.get(e.key === ' ' ? 'space' : e.key === '=' ? '+' : e.key);
+    const act = table.get(e.key === ' ' ? 'space' : e.key === '=' ? '+' : e.key);
     if (page) app.go(page.name, {});
-    else if (found?.act && (!found.view || found.view === app.router.name)) found.act(app);
-    else return;
+    else if (!act || act(app) === false) return;
     e.preventDefault();
   });
 }

@@ -7,8 +7,10 @@ import { Clock } from './live/clock.js';
 import { make, put } from './dom.js';
 import { bindKeys } from './keys.js';
 import { Live } from './live/page.js';
+import { Compare } from './compare/page.js';
 import { Notice } from './live/notice.js';
 import { palette } from './palette.js';
+import { PostMortem } from './post-mortem/page.js';
 import { RequestPage } from './request/page.js';
 import { Router } from './router.js';
 import { Session } from './session.js';
@@ -23,6 +25,7 @@ import { View } from './score/view.js';
 const byId = (id) => document.getElementById(id);
 const STREAM = new URL('../telemetry/stream', import.meta.url);
 STREAM.searchParams.set('kinds', RECORD_KINDS.join(','));
+STREAM.searchParams.set('past', '100000'); // what the server's ring still holds
 
 function write(hash, replaces) {
   if (replaces) history.replaceState(null, '', hash);
@@ -35,7 +38,6 @@ class App {
     this.view = new View();
     this.clock = new Clock();
     this.mine = new Mine();
-    this.selected = null;
     this.maySend = null; // known once the server said so
     this.awaited = null; // id of a request of ours whose lane is to be lit once it is known
     this.linkState = 'connecting';
@@ -78,6 +80,8 @@ class App {
     return [
       { name: 'live', title: 'Live', create: () => this.live },
       { name: 'request', title: 'Requests', create: () => new RequestPage(this, { ask }) },
+      { name: 'post-mortem', title: 'Post-mortem', create: () => new PostMortem(this) },
+      { name: 'compare', title: 'Compare', create: () => new Compare(this) },
       { name: 'try', title: 'Try it', create: () => this.tryPage() },
     ];
   }
@@ -101,8 +105,40 @@ class App {
     return new TryPage({ box: this.promptBox(), generator, allowed: this.maySend });
   }
 
+  get selected() {
+    return this.live.score.selected;
+  }
+
+  // A request's own view.
+  open(r) {
+    const id = r?.start?.request_id;
+    if (id) this.go('request', { id });
+  }
+
+  // A request's stretch in the score: in Live while its records are here, else of the past.
+  showInScore({ run_id, request_id, from_ns, to_ns }) {
+    const { store, live } = this,
+      { columns } = store;
+    const r = run_id === store.runId ? this.find(request_id) : null;
+    if (r && store.requests.has(r.id) && columns.has(columns.find(to_ns)) && r.seen >= 0) {
+      this.go('live', {});
+      if (live.score.selected !== r.id) live.score.select(r.id);
+      this.view.reach(from_ns, to_ns);
+      return;
+    }
+    const zero_us = run_id === store.runId ? store.run?.started_unix_us : null;
+    const at = (ns) => new Date((zero_us + ns / 1e3) / 1e3).toISOString();
+    const window = zero_us ? { from: at(from_ns - 5e8), to: at(to_ns + 5e8) } : {};
+    this.go('post-mortem', { run: run_id, ...window });
+  }
+
   go(name, params) {
     this.router.go(name, params);
+  }
+
+  // This view as a link.
+  link() {
+    return location.href;
   }
 
   entitle(name, title) {
@@ -131,7 +167,6 @@ class App {
       this.clock.clear();
       this.clock.hear(now_ms);
       this.view.clear();
-      this.selected = null;
     }
     store.ingest(kind, record, runId);
     if (anew) this.live.anew();
@@ -144,7 +179,7 @@ class App {
   light({ request, request_id, parent_id }) {
     if (request_id !== this.awaited && parent_id !== this.awaited) return;
     this.awaited = null;
-    this.live.show(request);
+    this.live.score.show(request);
   }
 
   find(requestId) {

@@ -224,7 +224,9 @@ def test_a_loss_is_counted_before_filters() -> None:
         assert (lost.body["count"], lost.body["by_kind"]) == (13, {"iteration": 13})
 
 
-@pytest.mark.parametrize("query", ["?kinds=nonsense", "?kinds=", "?hz=fast", "?hz=nan", "?past=-1", "?past=x"])
+@pytest.mark.parametrize(
+    "query", ["?kinds=nonsense", "?kinds=", "?hz=fast", "?hz=nan", "?past=-1", "?past=x"]
+)
 def test_a_wrong_parameter_is_refused(query: str) -> None:
     with running() as server:
         url = f"{server.url}/telemetry/stream{query}"

@@ -7,9 +7,9 @@ import { Tip, sliceAt } from './tooltip.js';
 const CLICK_PX = 4;
 
 export class Gestures {
-  // live: {zoom(factor, x), select(id), hover(id), laneAt(y)}
-  constructor({ plane, view, store, live }) {
-    Object.assign(this, { plane, view, store, live });
+  // score: {zoom(factor, x), select(id), hover(id), laneAt(y)}
+  constructor({ plane, view, store, score }) {
+    Object.assign(this, { plane, view, store, score });
     this.tip = new Tip();
     this.drag = null;
     plane.addEventListener('pointermove', (e) => this.move(e));
@@ -28,7 +28,7 @@ export class Gestures {
   leave() {
     this.view.hold = false;
     this.view.cursor = null;
-    this.live.hover(null);
+    this.score.hover(null);
     this.tip.hide();
   }
 
@@ -36,7 +36,7 @@ export class Gestures {
     e.preventDefault();
     const sideways = e.shiftKey || Math.abs(e.deltaX) > Math.abs(e.deltaY);
     if (sideways) this.view.pan(e.deltaX || e.deltaY);
-    else this.live.zoom(e.deltaY < 0 ? 1.25 : 0.8, this.at(e).x);
+    else this.score.zoom(e.deltaY < 0 ? 1.25 : 0.8, this.at(e).x);
   }
 
   at(e) {
@@ -59,7 +59,7 @@ export class Gestures {
     this.view.hold = true;
     this.view.cursor = this.view.ns(x);
     const { index, found } = this.under(y);
-    this.live.hover(found ? found.id : null);
+    this.score.hover(found ? found.id : null);
     if (index === null) this.tip.hide();
     else this.tip.show(this.store, index, found, e);
   }
@@ -69,7 +69,7 @@ export class Gestures {
     const { columns } = this.store;
     const index = columns.find(this.view.cursor);
     if (!columns.has(index)) return { index: null, found: null };
-    const lane = this.live.laneAt(y);
+    const lane = this.score.laneAt(y);
     return { index, found: lane === null ? null : sliceAt(columns, index, lane) };
   }
 
@@ -77,6 +77,6 @@ export class Gestures {
     const { x, y } = this.at(e);
     this.view.cursor = this.view.ns(x);
     const { found } = this.under(y);
-    this.live.select(found ? found.id : null);
+    this.score.select(found ? found.id : null);
   }
 }

@@ -35,8 +35,10 @@ const CHARTS = [
 ];
 
 export class Overview {
-  constructor({ onGo, onCursor }) {
+  // `past`: the window is over, so its right edge is its end and not now.
+  constructor({ onGo, onCursor, past = false }) {
     Object.assign(this, { onGo, onCursor });
+    this.edge = past ? 'end' : 'now';
     this.plots = [];
     this.newest = 0;
     this.slo = null;
@@ -71,7 +73,7 @@ export class Overview {
           ...axis,
           size: 20,
           splits: (_, __, least, most) => this.splits(least, most),
-          values: (_, seconds) => seconds.map((s) => ago(s - this.newest)),
+          values: (_, seconds) => seconds.map((s) => ago(s - this.newest, this.edge)),
         },
         {
           ...axis,
@@ -194,8 +196,8 @@ function short(n, { unit }) {
   return n < 1000 ? String(n) : `${n / 1000} ${unit === 'ms' ? 's' : 'k'}`;
 }
 
-function ago(s) {
-  if (s > -0.5) return 'now';
+function ago(s, edge) {
+  if (s > -0.5) return edge;
   const words = s <= -60 ? `${Math.round(s / 6) / 10} min` : `${s} s`;
   return words.replace('-', '−');
 }

@@ -9,16 +9,21 @@ import { KIND, STOPS, isWait } from './kinds.js';
 const ROWS = 6;
 
 // Who waits in an iteration: [{r, kind}], in order of arrival. Those beyond the last lane have
-// nothing on record an iteration, so they are listed for the newest one only.
-export function waiting(store, index) {
+// nothing on record an iteration, so they are listed for the newest one only; `now` leaves out who
+// ended since, and all that the newest iteration says where its engine is gone.
+export function waiting(store, index, now = false) {
   const { columns } = store,
     out = [];
+  if (now && store.gone) {
+    const kind = KIND.NEXT;
+    return [...store.live].slice(0, ROWS * 2).map((r) => ({ r, kind }));
+  }
   for (let k = 0; k < columns.ops(index); k++) {
     const op = columns.op(index, k),
       kind = columns.opKind[op];
     if (!isWait(kind)) continue;
     const r = store.requests.get(columns.opRequest[op]);
-    if (r) out.push({ r, kind });
+    if (r && !(now && r.end)) out.push({ r, kind });
   }
   if (index === columns.last) {
     const blocker = columns.blocker[columns.slot(index)];
@@ -65,8 +70,8 @@ export class Queue {
   update(store, index, selected, past) {
     const { columns } = store,
       s = columns.slot(index);
-    const list = waiting(store, index),
-      total = Math.max(list.length, columns.waiting[s]);
+    const list = waiting(store, index, !past),
+      total = past ? Math.max(list.length, columns.waiting[s]) : store.present().waiting;
     write(this.count, `${total || ''}${past ? ' at cursor' : ''}`);
     this.empty.hidden = total > 0;
     const stop = STOPS[columns.stop[s]],

@@ -12,6 +12,7 @@ export const STRIPS = [
       ['decode', 'decode'],
       ['prefill', 'prefill'],
       ['padding', 'padding'],
+      ['idle rows', 'held'],
     ],
   },
   {
@@ -19,7 +20,10 @@ export const STRIPS = [
     unit: 'ms',
     series: [
       ['device', 'device'],
-      ['host', 'launch'],
+      ['launch', 'launch'],
+      ['plan', 'plan'],
+      ['commit', 'commit'],
+      ['gap', 'gap'],
     ],
   },
   {
@@ -33,7 +37,9 @@ export const STRIPS = [
 ];
 
 export function toolbar({ onFollow, onZoom }) {
-  const follow = make('button', { class: 'quiet', text: 'Pause', onclick: onFollow });
+  const follow = onFollow
+    ? make('button', { class: 'quiet', text: 'Pause', onclick: onFollow })
+    : null;
   const legend = make('div', { class: 'legend' });
   const zoom = (text, words, factor) =>
     make('button', {
@@ -81,8 +87,8 @@ export function tracks() {
   const span = make('span', { class: 'span' });
   const hairText = make('b');
   const parts = {
-    hair: make('div', { class: 'hair' }, hairText),
-    gone: make('div', { class: 'gone', text: 'no data' }),
+    hair: make('div', { class: 'hair', hidden: true }, hairText),
+    gone: make('div', { class: 'gone', hidden: true, text: 'no data' }),
     pill: make('div', { class: 'pill', hidden: true }),
     beyond: make('div', { class: 'beyond', hidden: true }),
   };

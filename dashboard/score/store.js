@@ -299,18 +299,23 @@ export class Store {
     if (!late && !((meanGapMs(r) ?? 0) > (slo.tpot_ms ?? Infinity))) seconds.good[second]++;
   }
 
-  // What runs, waits and is held now. Only live requests do any of it, so the last iteration of an
-  // engine that is gone has no say; its reusable blocks went with it.
+  // Whether the engine of the newest iteration is gone: that iteration has no say of now.
+  get gone() {
+    return this.engines !== this.enginesThen || !!this.fault;
+  }
+
+  // What runs, waits and is held now. Only live requests do any of it. Who is live without an
+  // engine waits for one, and the reusable blocks went with the last.
   present() {
-    const { columns } = this;
-    const idle = !this.live.size || columns.count === columns.first,
-      gone = this.engines !== this.enginesThen || !!this.fault;
+    const { columns, gone } = this;
+    const none = gone || columns.count === columns.first,
+      idle = none || !this.live.size;
     const of = (name) => columns[name][columns.slot(columns.last)];
     return {
       running: idle ? 0 : of('running'),
-      waiting: idle ? 0 : of('waiting'),
+      waiting: none ? this.live.size : idle ? 0 : of('waiting'),
       used: idle ? 0 : of('kv_blocks_used'),
-      cached: gone || columns.count === columns.first ? 0 : of('kv_blocks_cached'),
+      cached: none ? 0 : of('kv_blocks_cached'),
     };
   }
 

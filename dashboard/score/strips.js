@@ -8,6 +8,7 @@ import { hole } from './marks.js';
 const KV = STOPS.indexOf('kv');
 const TOP = 3; // px kept free above a full bar
 const PATIENCE_MS = 3000;
+const STEP_PARTS = ['device_ns', 'launch_ns', 'plan_ns', 'commit_ns'];
 
 // The full scale of a strip: the least rung that holds the highest bar in view. It grows at once
 // and shrinks after a while, so that the picture does not breathe.
@@ -69,26 +70,27 @@ export function paintBatch(ctx, c, columns, index, { x0, x1, height, at, scale }
   if (top < 0) over(ctx, c, x0, w);
 }
 
-// Bottom to top: the device, then the host's part: launch, plan, commit and the rest of the tile.
-// A tile is as tall as it is wide in time.
+// A tile's time in parts that sum to it: device, launch, plan, commit, and the gap that is left.
+// Device and launch overlap once steps are launched ahead, so each takes what is left at most.
+export function stepParts(columns, s) {
+  let left = columns.end_at_ns[s] - columns.begin_at_ns[s];
+  const take = (ns) => {
+    const part = Math.min(ns, left);
+    left -= part;
+    return part;
+  };
+  const parts = STEP_PARTS.map((name) => take(columns[name][s]));
+  return [...parts, left];
+}
+
+// Bottom to top: the device, then the host's part. A tile is as tall as it is wide in time.
 export function paintStep(ctx, c, columns, index, { x0, x1, height, at, scale }) {
   const s = columns.slot(index),
     w = inner(x0, x1, c.ratio);
   if (columns.hole[s]) hole(ctx, c, columns, index, { x0, height, at });
-  const tile = columns.end_at_ns[s] - columns.begin_at_ns[s];
-  let left = tile;
-  const take = (ns) => {
-    const part = Math.min(ns, left); // device and launch overlap once steps are launched ahead
-    left -= part;
-    return part;
-  };
-  const top = stack(ctx, { x0, w, height, unit: (height - TOP) / (scale.full * 1e6) }, [
-    [take(columns.device_ns[s]), c.device, 0],
-    [take(columns.launch_ns[s]), c.launch, 0],
-    [take(columns.plan_ns[s]), c.plan, 0],
-    [take(columns.commit_ns[s]), c.commit, 0],
-    [left, c.gap, 0],
-  ]);
+  const fills = [c.device, c.launch, c.plan, c.commit, c.gap];
+  const bars = stepParts(columns, s).map((ns, i) => [ns, fills[i], 0]);
+  const top = stack(ctx, { x0, w, height, unit: (height - TOP) / (scale.full * 1e6) }, bars);
   if (top < 0) over(ctx, c, x0, w);
 }
 

@@ -1,12 +1,15 @@
 // Owns: the one window in time that every track shares, and the one cursor that joins them.
-// Called by: score.js and gestures.js (write), every track (map). Pure: numbers in, numbers out.
+// Called by: the pages, score.js and gestures.js (write), every track (map). Pure: numbers in, numbers out.
 
 export const ZOOM = { least: 16, most: 3000, step: 1.25, start: 170 }; // CSS px a second
+const OVERVIEW_LEAST = 0.5; // a past window may be long: minutes on one screen
 const EASE_MS = 60;
 const JUMP_NS = 3e9;
 
 export class View {
-  constructor() {
+  // `past`: it shows a window that is over, whole.
+  constructor({ past = false } = {}) {
+    this.past = past;
     this.width = 1000;
     this.scale = ZOOM.start;
     this.lead = 26; // px kept free right of the newest tile
@@ -15,11 +18,12 @@ export class View {
 
   clear() {
     this.right = 0; // ns at the right edge
-    this.follow = true;
+    this.follow = !this.past;
+    this.asked = null; // a window that was asked for, until somebody zooms or pans
     this.hold = false;
     this.cursor = null; // ns under the pointer
     this.pinned = null; // ns under the keyboard's cursor
-    this.settled = false;
+    this.settled = this.past;
   }
 
   world(ns) {
@@ -48,10 +52,30 @@ export class View {
     else this.right += distance * (1 - Math.exp(-elapsed_ms / EASE_MS));
   }
 
+  // Shows a window whole, from edge to edge, also once the width is known or changes.
+  span(from_ns, to_ns) {
+    this.asked = [from_ns, to_ns];
+    this.follow = false;
+    this.scale = this.bounded((this.width * 1e9) / Math.max(1, to_ns - from_ns));
+    this.right = to_ns;
+  }
+
+  // Another width; `ratio` scales a window that nobody asked for to the size of the type.
+  fit(width, ratio = 1) {
+    this.width = width;
+    if (this.asked) this.span(...this.asked);
+    else this.scale *= ratio;
+  }
+
+  bounded(scale) {
+    return Math.min(ZOOM.most, Math.max(this.past ? OVERVIEW_LEAST : ZOOM.least, scale));
+  }
+
   zoom(factor, x = this.width) {
     const anchor = this.ns(x);
-    const scale = Math.min(ZOOM.most, Math.max(ZOOM.least, this.scale * factor));
+    const scale = this.bounded(this.scale * factor);
     if (scale === this.scale) return false;
+    this.asked = null;
     this.scale = scale;
     if (!this.follow || x < this.width) this.right = anchor + ((this.width - x) / scale) * 1e9;
     return true;
@@ -59,11 +83,18 @@ export class View {
 
   pan(px) {
     this.follow = false;
+    this.asked = null;
     this.right += (px / this.scale) * 1e9;
+  }
+
+  // Moves only if nothing of a stretch is in view.
+  reach(from_ns, to_ns) {
+    if (from_ns > this.right || to_ns < this.left) this.centre(from_ns);
   }
 
   centre(ns) {
     this.follow = false;
+    this.asked = null;
     this.right = ns + (this.width / this.scale) * 5e8;
   }
 }
