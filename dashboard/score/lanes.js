@@ -22,7 +22,7 @@ export class Lanes {
     this.canvas = make('canvas', { 'aria-hidden': 'true' });
     gutter.append(this.canvas);
     const paintWith = (draw) => (ctx, index, box, from) =>
-      draw(ctx, this.colours, store.columns, index, this.place(box), from);
+      draw(ctx, this.colours, this.store.columns, index, this.place(box), from);
     this.track = new Track({
       host,
       view,
