@@ -86,8 +86,9 @@ class App {
     ];
   }
 
-  promptBox() {
+  promptBox(title) {
     const box = new TryIt({
+      title,
       run: () => this.store.run,
       find: (requestId) => this.find(requestId),
       mine: this.mine,
@@ -102,7 +103,7 @@ class App {
 
   tryPage() {
     const { generator } = this;
-    return new TryPage({ box: this.promptBox(), generator, allowed: this.maySend });
+    return new TryPage({ box: this.promptBox('A prompt'), generator, allowed: this.maySend });
   }
 
   get selected() {

@@ -131,7 +131,11 @@ def _named(
         return {"requests": shown}
     return {
         "requests": shown,
-        "more": {"requests": len(rest), "ms": _ms(sum(one.ns for one in rest))},
+        "more": {
+            "requests": len(rest),
+            "tokens": sum(one.tokens for one in rest),
+            "ms": _ms(sum(one.ns for one in rest)),
+        },
     }
 
 

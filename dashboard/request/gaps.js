@@ -5,7 +5,8 @@
 import { duration, int } from '../format.js';
 import { phrase } from './causes.js';
 
-const STANDS_OUT = 1.5; // times the median
+const STANDS_OUT = 2; // times the median
+const MOSTLY = 0.6; // of a cause: whoever made so much of it is named alone
 const CUT = 6; // a bar is cut at so many medians (or a quarter above the objective), and marked
 
 export function quantile(sorted, q) {
@@ -18,6 +19,11 @@ function foreign({ causes }) {
   return others.sort((a, b) => b.ms - a.ms)[0] ?? null;
 }
 
+function together({ requests, more }) {
+  const tokens = requests.reduce((sum, one) => sum + one.tokens, more?.tokens ?? 0);
+  return { count: requests.length + (more?.requests ?? 0), tokens };
+}
+
 // "41 ms: neighbour req-7's prefill, 512 tokens"
 export function gapWords(gap, nameOf = (id) => id) {
   const worst = foreign(gap);
@@ -26,12 +32,13 @@ export function gapWords(gap, nameOf = (id) => id) {
   const [who] = worst.requests ?? [];
   if (!who) return `${ms}: ${phrase(worst.cause)}`;
   const name = nameOf(who.request_id);
-  if (worst.cause === 'neighbour_prefill') {
-    return `${ms}: neighbour ${name}’s prefill, ${int(who.tokens)} tokens`;
-  }
-  if (worst.cause === 'neighbour_decode') {
-    const rest = (worst.requests.length ?? 1) - 1 + (worst.more?.requests ?? 0);
-    return rest ? `${ms}: ${rest + 1} neighbours’ decode` : `${ms}: neighbour ${name}’s decode`;
+  if (worst.cause.startsWith('neighbour_')) {
+    const what = worst.cause.slice('neighbour_'.length),
+      alone = who.ms >= MOSTLY * worst.ms;
+    const { count, tokens } = together(worst);
+    const whose = alone ? `neighbour ${name}’s` : `${int(count)} neighbours’`;
+    const size = what === 'decode' ? '' : `, ${int(alone ? who.tokens : tokens)} tokens`;
+    return `${ms}: ${whose} ${what}${size}`;
   }
   if (worst.cause.startsWith('preempted_')) return `${ms}: preempted for ${name}`;
   if (worst.cause.startsWith('queue_')) return `${ms}: ${phrase(worst.cause)}, behind ${name}`;

@@ -104,7 +104,9 @@ export function drawAxis(ctx, c, { scale, height, rem }) {
     ctx.fillStyle = c.line;
     ctx.fillRect(x, 0, 1, height - 1.25 * rem);
     ctx.fillStyle = c.faint;
-    ctx.fillText(at_ms ? '+' + duration(at_ms) : 'received', x + 4, height - 0.35 * rem);
+    const words = at_ms ? '+' + duration(at_ms) : 'received';
+    if (x + 4 + ctx.measureText(words).width > scale.left + scale.width + rem) continue;
+    ctx.fillText(words, x + 4, height - 0.35 * rem);
   }
 }
 

@@ -91,6 +91,11 @@ test('a slow gap is named in the words of its worst foreign cause', () => {
   assert.equal(gapWords(host), `9.0 ms: ${phrase('scheduler')}`);
   const crowd = gap(20, 9, part('neighbour_decode', 15, ['a', 1, 8], ['b', 1, 7]));
   assert.equal(gapWords(crowd), '20 ms: 2 neighbours’ decode');
+  const prompts = {
+    ...part('neighbour_prefill', 30, ['a', 60, 10], ['b', 60, 10]),
+    more: { requests: 2, tokens: 90, ms: 10 },
+  };
+  assert.equal(gapWords(gap(35, 9, prompts)), '35 ms: 4 neighbours’ prefill, 210 tokens');
 });
 
 test('bars have the kind of what took them, and only what stands out is named', () => {

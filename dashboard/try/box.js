@@ -34,8 +34,8 @@ export class Mine {
 
 export class TryIt {
   // find(requestId) answers the store's request or null; onJoin(requestId) tells the page.
-  constructor({ run, find, mine, onJoin }) {
-    Object.assign(this, { run, find, mine, onJoin });
+  constructor({ run, find, mine, onJoin, title = 'Try it' }) {
+    Object.assign(this, { run, find, mine, onJoin, title });
     this.allowed = null;
     this.abort = null;
     this.element = make('section', { class: 'panel try' });
@@ -47,7 +47,7 @@ export class TryIt {
     if (allowed === this.allowed && this.heading) return;
     this.stop();
     this.allowed = allowed;
-    this.heading = make('h2', {}, 'Try it', make('span', { class: 'spacer' }));
+    this.heading = make('h2', {}, this.title, make('span', { class: 'spacer' }));
     put(this.element, this.heading);
     const why = 'Sending prompts from this page is off (see --try-it).';
     if (allowed) this.build();

@@ -72,7 +72,7 @@ export class TryPage {
     return make(
       'div',
       { class: 'try-grid' },
-      make('section', { class: 'try-panel' }, make('h2', { text: 'A prompt' }), this.box.element),
+      make('section', { class: 'try-panel' }, this.box.element),
       make(
         'section',
         { class: 'try-panel' },
