@@ -22,11 +22,12 @@ from typing import Any
 from bench.machine import StolenTime, describe
 from engine.config import EngineConfig, resolve
 from engine.core import Core
+from engine.device import device_facts
 from engine.kv import KVPool
 from engine.messages import Abort, Gains, SamplingParams, Submit
 from engine.plan import PendingStep, Plan, Runner, StepOutput
 from engine.policies import POLICIES
-from engine.runner import ModelRunner, device_facts
+from engine.runner import ModelRunner
 from engine.scheduler import Scheduler
 from engine.spec import read_spec
 from engine.step_model import StepTimes
@@ -153,7 +154,7 @@ def load(model: Path, long: int, budget: int) -> Engine:
         engine_threads=1,
         enable_prefix_caching=False,
     )
-    config = resolve(asked, spec, device_facts(asked))
+    config = resolve(asked, spec, device_facts(asked, spec))
     runner = ModelRunner.build(config, spec, lambda *_: None)
     runner.warm_up(lambda *_: None)
     assert config.kv_blocks is not None

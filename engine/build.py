@@ -11,10 +11,11 @@ import msgspec
 
 from engine.config import EngineConfig, resolve
 from engine.core import Core, Emit
+from engine.device import device_facts
 from engine.kv import KVPool
 from engine.plan import Clock
 from engine.policies import POLICIES
-from engine.runner import ModelRunner, device_facts
+from engine.runner import ModelRunner
 from engine.scheduler import Scheduler
 from engine.spec import ModelSpec, read_spec
 from engine.step_model import StepTimes
@@ -38,7 +39,7 @@ def build(
     """
     progress("reading the model's header", 0.0)
     spec = read_spec(config.model)
-    resolved = resolve(config, spec, device_facts(config))
+    resolved = resolve(config, spec, device_facts(config, spec))
     runner = ModelRunner.build(resolved, spec, progress, beat)
     runner.warm_up(progress)
     assert resolved.kv_blocks is not None

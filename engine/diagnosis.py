@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import torch
 
 from engine.config import ConfigError, EngineConfig, resolve
-from engine.runner import device_facts
+from engine.device import device_facts, device_name
 from engine.spec import ModelSpec
 from engine.weights import TORCH_DTYPES, attention_shape
 from kernels.base import AttentionBackend, BackendError, Ops
@@ -29,19 +29,19 @@ Load = TypeVar("Load")
 
 def device_report(config: EngineConfig) -> dict[str, Any]:
     """Return what the device is and how fast it copies memory; raises ConfigError."""
-    facts = device_facts(config)
+    device, threads = device_name(config), len(os.sched_getaffinity(0))
     report: dict[str, Any] = {
-        "device": facts.device,
-        "threads": facts.threads,
+        "device": device,
+        "threads": threads,
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         "processor": f"{platform.machine()}, {torch.backends.cpu.get_cpu_capability()}",
         "cuda": torch.version.cuda,
     }
-    if facts.device == "cuda":
+    if device == "cuda":
         properties = torch.cuda.get_device_properties(0)
         report |= {"name": properties.name, "device_memory_bytes": properties.total_memory}
-    torch.set_num_threads(config.engine_threads or facts.threads)
-    return report | {"copy_bytes_per_s": copy_bytes_per_s(facts.device)}
+    torch.set_num_threads(config.engine_threads or threads)
+    return report | {"copy_bytes_per_s": copy_bytes_per_s(device)}
 
 
 def copy_bytes_per_s(device: str) -> float:
@@ -63,7 +63,7 @@ def _seconds(work: Callable[[], object], device: str) -> float:
 
 def kernels_report(config: EngineConfig, spec: ModelSpec) -> dict[str, dict[str, str | None]]:
     """Return why each attention backend and each set of ops refuses to serve; None if it would."""
-    facts = device_facts(config)
+    facts = device_facts(config, spec)
     chosen_dtype = facts.auto_dtype if config.dtype == "auto" else config.dtype
     dtype, shape = TORCH_DTYPES[chosen_dtype], attention_shape(spec)
     device, block_tokens = facts.device, config.block_size
@@ -89,7 +89,7 @@ def _reason(ask: Callable[[Load], str | None], load: Load) -> str | None:
 
 def chosen(config: EngineConfig, spec: ModelSpec) -> dict[str, Any]:
     """Return every engine setting as it would be in force for this model; raises ConfigError."""
-    resolved = resolve(config, spec, device_facts(config))
+    resolved = resolve(config, spec, device_facts(config, spec))
     try:
         choice = choose(
             resolved.attention_backend,

@@ -6,7 +6,6 @@ engine/build.py makes one. Decides nothing about requests: what a plan says is r
 what was wrong with a row is reported, not raised.
 """
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import isfinite
@@ -15,7 +14,7 @@ from typing import NamedTuple
 import torch
 
 from engine.batch import Filled, PackedBatch
-from engine.config import ConfigError, DeviceFacts, EngineConfig
+from engine.config import ConfigError, EngineConfig
 from engine.logprobs import (
     ScoredPrompts,
     ScoredRows,
@@ -35,24 +34,11 @@ from engine.sampler import Sampled, SamplingBatch, sample, sampling_batch
 from engine.spec import ModelSpec
 from engine.timer import DeviceTimer, device_timer
 from engine.weights import TORCH_DTYPES, attention_shape, load_weights
-from kernels.base import BackendError, Cache, DecoderWeights
-from kernels.native_step import refusal as native_refusal
+from kernels.base import AttentionBatch, BackendError, Cache, DecoderWeights, StepBatch
 from kernels.select import Choice, choose
 
 DEPTH = 2
 """Steps that may be launched and not yet awaited; each needs inputs of its own."""
-
-
-def device_facts(config: EngineConfig) -> DeviceFacts:
-    """Return what the device decides, or raise ConfigError when it is not there."""
-    device = config.device
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    if device == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("--device cuda: PyTorch finds no CUDA device here")
-    threads = len(os.sched_getaffinity(0))
-    plain = device == "cpu" and native_refusal(device, torch.bfloat16) is not None
-    return DeviceFacts(device=device, auto_dtype="f32" if plain else "bf16", threads=threads)
 
 
 class _Extras(NamedTuple):
@@ -205,6 +191,30 @@ class ModelRunner:
             self.run(plan).wait()
             progress("warming up", (number + 1) / len(plans))
         self._last = _LastTokens()
+
+    @torch.inference_mode()
+    def logits(self, tokens: list[int]) -> torch.Tensor:
+        """Return float32 logits [T, vocabulary] of a text that one step can hold, for measuring.
+
+        It is computed as one row in blocks from 1 on; no sequence may be alive.
+        """
+        size = self._config.block_size
+        table = torch.arange(1, 1 - (-len(tokens) // size), dtype=torch.int32)[None]
+        places = torch.arange(len(tokens))
+        step = StepBatch(
+            input_ids=torch.tensor(tokens),
+            positions=places,
+            sample_tokens=places,
+            attention=AttentionBatch(
+                query_starts=torch.tensor([0, len(tokens)], dtype=torch.int32),
+                context_lengths=torch.tensor([len(tokens)], dtype=torch.int32),
+                slot_mapping=places + size,
+                block_tables=table,
+                query_lengths_host=[len(tokens)],
+                context_lengths_host=[len(tokens)],
+            ),
+        )
+        return self._decoder.forward(step, self._cache)
 
     @torch.inference_mode()
     def _launch(

@@ -138,6 +138,19 @@ def refusal(device: str, dtype: torch.dtype) -> str | None:
     return None if able else "needs a CPU with AVX-512 BF16 and VNNI"
 
 
+def refusal_of(
+    shape: AttentionShape, device: str, dtype: torch.dtype, block_tokens: int
+) -> str | None:
+    """Return why C++ cannot serve a model with this attention, None if it can."""
+    if shape.head_dim % TILE or shape.head_dim > HEAD_DIM_MAX:
+        return f"head dimension {shape.head_dim} is not 32, 64, ... {HEAD_DIM_MAX}"
+    if shape.heads // shape.kv_heads > UNIT_TOKENS:
+        return f"{shape.heads // shape.kv_heads} query heads share a key head"
+    if block_tokens % UNIT_TOKENS:
+        return f"blocks of {block_tokens} tokens are not multiples of {UNIT_TOKENS}"
+    return refusal(device, dtype)
+
+
 class NativeOps(TorchOps):
     """Products with weights packed into tiles; the rest is PyTorch's, outside a whole step."""
 
@@ -213,13 +226,7 @@ class NativeBackend:
         self, shape: AttentionShape, device: str, dtype: torch.dtype, block_tokens: int
     ) -> str | None:
         """Return None, or why not."""
-        if shape.head_dim % TILE or shape.head_dim > HEAD_DIM_MAX:
-            return f"head dimension {shape.head_dim} is not 32, 64, ... {HEAD_DIM_MAX}"
-        if shape.heads // shape.kv_heads > UNIT_TOKENS:
-            return f"{shape.heads // shape.kv_heads} query heads share a key head"
-        if block_tokens % UNIT_TOKENS:
-            return f"blocks of {block_tokens} tokens are not multiples of {UNIT_TOKENS}"
-        return refusal(device, dtype)
+        return refusal_of(shape, device, dtype, block_tokens)
 
     def allocate_kv(
         self,

@@ -94,8 +94,8 @@ PLANTED = (
     Mutant(
         "a block is found before it was written",
         "engine/roster.py",
-        "full = request.computed // self._pool.block_tokens",
-        "full = request.prompt_tokens // self._pool.block_tokens",
+        "full, named = request.computed // self._pool.block_tokens,",
+        "full, named = request.prompt_tokens // self._pool.block_tokens,",
     ),
     Mutant(
         "a full hit leaves nothing to compute",

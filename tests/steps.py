@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from engine.config import EngineConfig, resolve
+from engine.device import device_facts
 from engine.messages import SamplingParams
 from engine.plan import Plan, StepOutput
-from engine.runner import ModelRunner, device_facts
+from engine.runner import ModelRunner
 from engine.spec import read_spec
 
 GREEDY = SamplingParams(temperature=0.0)
@@ -24,7 +25,7 @@ def load(path: Path, **settings: object) -> ModelRunner:
     config = EngineConfig(model=str(path), **(chosen | settings))  # type: ignore[arg-type]
     spec = read_spec(str(path))
     return ModelRunner.build(
-        resolve(config, spec, device_facts(config)), spec, lambda stage, fraction: None
+        resolve(config, spec, device_facts(config, spec)), spec, lambda stage, fraction: None
     )
 
 

@@ -12,10 +12,11 @@ import torch
 
 from engine.batch import PackedBatch
 from engine.config import ConfigError, EngineConfig
+from engine.device import device_name
 from engine.messages import SamplingParams
 from engine.plan import Plan
 from engine.rows import PLACEHOLDER
-from engine.runner import ModelRunner, device_facts
+from engine.runner import ModelRunner
 from engine.timer import CallTimer
 from tests import tiny
 from tests.steps import GREEDY, Hand, Row, load, plan_of
@@ -255,8 +256,8 @@ def test_what_an_operator_cannot_have_is_said_in_one_line(
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device here")
 def test_a_cuda_device_that_is_not_there_is_refused() -> None:
     with pytest.raises(ConfigError, match="finds no CUDA device"):
-        device_facts(EngineConfig(device="cuda"))
-    assert device_facts(EngineConfig()).device == "cpu"
+        device_name(EngineConfig(device="cuda"))
+    assert device_name(EngineConfig()) == "cpu"
 
 
 # ---- the packed batch

@@ -20,7 +20,8 @@ import httpx
 import pytest
 
 from engine.config import EngineConfig, resolve
-from engine.runner import ModelRunner, device_facts
+from engine.device import device_facts
+from engine.runner import ModelRunner
 from engine.spec import read_spec
 from engine.vitals import Pulse, read_stacks
 from server.watchdog import PERIOD_S, Watchdog
@@ -212,7 +213,7 @@ def test_each_layer_of_a_step_and_of_a_load_beats(model: Path) -> None:
     beats: list[int] = []
     spec = read_spec(str(model))
     config = EngineConfig(model=str(model), kv_blocks=10, engine_threads=1)
-    resolved = resolve(config, spec, device_facts(config))
+    resolved = resolve(config, spec, device_facts(config, spec))
     runner = ModelRunner.build(resolved, spec, lambda *_: None, lambda: beats.append(1))
     before = len(beats)
     runner.warm_up(lambda *_: None)

@@ -1,0 +1,45 @@
+"""What the device is, and which precision and how many threads `auto` stands for on it.
+
+Owns the facts that engine/config.py's resolve needs of machine and model. engine/build.py asks once
+at an engine's start, `iterscope doctor` at any time. Never allocates anything on the device.
+"""
+
+import os
+
+import torch
+
+from engine.config import ConfigError, DeviceFacts, EngineConfig
+from engine.spec import ModelSpec
+from engine.weights import attention_shape
+from kernels.native_step import TILE
+from kernels.native_step import refusal_of as native_refusal
+
+
+def device_name(config: EngineConfig) -> str:
+    """Return the device asked for, or the best one; raise ConfigError when it is not there."""
+    if config.device == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    if config.device == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("--device cuda: PyTorch finds no CUDA device here")
+    return config.device
+
+
+def device_facts(config: EngineConfig, spec: ModelSpec) -> DeviceFacts:
+    """Return what device and model decide, or raise ConfigError when the device is not there."""
+    device = device_name(config)
+    threads = len(os.sched_getaffinity(0))
+    auto_dtype = "bf16" if device == "cuda" else _fastest_dtype(config, spec)
+    return DeviceFacts(device=device, auto_dtype=auto_dtype, threads=threads)
+
+
+def _fastest_dtype(config: EngineConfig, spec: ModelSpec) -> str:
+    """Return int8 where C++ serves, whose perplexity is within 1 % (bench/quality.py), else f32.
+
+    Without C++, bf16 is a little faster than f32 and changes every answer with its neighbours.
+    """
+    asked = config.attention_backend in ("auto", "native")
+    in_tiles = spec.hidden % TILE == 0 and spec.intermediate % TILE == 0
+    if not asked or not in_tiles:
+        return "f32"
+    refused = native_refusal(attention_shape(spec), "cpu", torch.int8, config.block_size)
+    return "f32" if refused else "int8"
