@@ -71,13 +71,14 @@ class Comparisons:
             self._history.flush(FLUSH_S)
             until = time.monotonic() + TIME_MAX_S
 
-            def side(named: Named) -> tuple[Side, About]:
-                return self._read(named, _within(self._asker(named), until, given_up))
+            def side(name: str, named: Named) -> tuple[Side, About]:
+                ask = _within(self._asker(named), until, given_up)
+                try:
+                    return self._read(named, ask)
+                except BadRange as error:
+                    raise BadRange(f"{name}: {error}") from error
 
-            (one, about_one), (two, about_two) = side(a), side(b)
-            for name, about in (("A", about_one), ("B", about_two)):
-                if not about.requests:
-                    raise BadRange(f"no request ended by itself in {name}: nothing to compare")
+            (one, about_one), (two, about_two) = side("A", a), side("B", b)
             diff = compare(one, two)
         finally:
             self._one.release()
@@ -100,6 +101,8 @@ class Comparisons:
         if sum(span.to_ns - span.from_ns for span in spans) > HOURS_MAX * 3600e9:
             raise BadRange(f"a server compares at most {HOURS_MAX} hours; `iterscope diff` any")
         side = read_side(ask, spans)
+        if not side.requests.sum():
+            raise BadRange("no request ended by itself in it: there is nothing to compare")
         return side, _about(spans, side)
 
 

@@ -50,7 +50,7 @@ async def diff(request: Request) -> Response:
     try:
         found = await _unless_left(request, comparing, given_up)
     except BadRange as error:
-        raise invalid("a", str(error), code="bad_range") from error
+        raise invalid(str(error)[0].lower(), str(error), code="bad_range") from error
     except TimeoutError as error:
         raise invalid("a", "the queries of this comparison waited too long") from error
     except QueryError as error:

@@ -11,7 +11,7 @@ import { RUNS } from '../post-mortem/overview.js';
 import { fileWords } from '../post-mortem/picker.js';
 import { addressOf } from '../router.js';
 import { figures, notes, settings, verdict, waterfall } from './parts.js';
-import { Picture, SHOWN_US } from './picture.js';
+import { Picture, SHOWN_US, level } from './picture.js';
 import { EMPTY, bodyOf, isWhole, readSides, writeSides } from './sides.js';
 
 export class Compare {
@@ -270,6 +270,8 @@ export class Compare {
       }
     };
     await Promise.all([one('a'), one('b')]);
+    const both = Object.values(this.pictures);
+    if (!signal.aborted && both.every(({ score }) => score.drawable)) level(both);
   }
 
   fail(error) {

@@ -3,7 +3,7 @@
 // change is the server's word.
 
 import { make } from '../dom.js';
-import { duration, int, plural } from '../format.js';
+import { duration, int } from '../format.js';
 import { falls, scaleOf } from './falls.js';
 
 const WORDS = { better: '▼ better', worse: '▲ worse', same: 'same', unknown: 'cannot be told' };
@@ -13,21 +13,27 @@ const ms = (value) => (Number.isFinite(value) ? duration(value) : '–');
 
 // What the whole comes to, in one sentence.
 export function verdict({ worse, diff }) {
-  const { request, figures } = diff;
-  const changed = figures.filter((change) => ['better', 'worse'].includes(change.verdict));
-  const bad = changed.filter((change) => change.verdict === 'worse').length;
+  const { request } = diff;
+  const all = [...diff.figures, ...diff.causes];
+  const bad = all.filter((change) => change.verdict === 'worse').length,
+    good = all.filter((change) => change.verdict === 'better').length;
   const whole = `A mean request took ${ms(request.a)} in A and ${ms(request.b)} in B.`;
   const beyond = 'beyond what blocks of time differ by anyway (95 %, all together)';
-  if (!changed.length)
-    return { level: 'same', head: 'No difference', body: `${whole} None ${beyond}.` };
-  const good = changed.length - bad;
-  const parts = [bad && `${plural(bad, 'figure')} worse`, good && `${good} better`].filter(Boolean);
-  const head = worse ? 'B is worse' : 'B is better';
-  return {
-    level: worse ? 'worse' : 'better',
-    head,
-    body: `${whole} ${parts.join(', ')}, ${beyond}.`,
-  };
+  if (!bad && !good) {
+    const unsure = all.filter((change) => change.verdict === 'unknown').length;
+    const why = unsure ? ` Of ${unsure} too little is on record to tell.` : '';
+    return {
+      level: 'same',
+      head: 'No difference',
+      body: `${whole} Nothing differs ${beyond}.${why}`,
+    };
+  }
+  const parts = [bad && `${bad} worse`, good && `${good} better`].filter(Boolean).join(', ');
+  const body = `${whole} Figures and causes ${beyond}: ${parts}.`;
+  if (worse) return { level: 'worse', head: 'B is worse', body };
+  return bad
+    ? { level: 'same', head: 'Mixed', body }
+    : { level: 'better', head: 'B is better', body };
 }
 
 export function waterfall(diff) {

@@ -8,9 +8,29 @@ import { load } from '../post-mortem/load.js';
 import { RUNS } from '../post-mortem/overview.js';
 import { Score } from '../score/score.js';
 import { Store } from '../score/store.js';
+import * as strips from '../score/strips.js';
 import { View } from '../score/view.js';
 
 export const SHOWN_US = 20e6;
+
+// Both sides' batch and step strips get one full scale, or equal bars would mean unequal things.
+export function level(pictures) {
+  const kinds = [
+    [strips.batchTokens, strips.tokenScale],
+    [strips.tileMs, strips.stepScale],
+  ];
+  kinds.forEach(([measure, scaleOf], i) => {
+    const most = Math.max(...pictures.map((picture) => picture.highest(measure)));
+    for (const { score } of pictures) {
+      const scale = scaleOf();
+      const rungs = scale.rungs.filter((rung) => rung >= most);
+      if (rungs.length) scale.rungs = rungs;
+      scale.full = scale.rungs[0];
+      score.bands.scales[i] = scale;
+    }
+  });
+  for (const { score } of pictures) score.redraw();
+}
 
 export class Picture {
   constructor(letter) {
@@ -58,6 +78,12 @@ export class Picture {
       this.say(counts.iterations ? '' : 'No step of the engine is in this stretch.');
       return { run: run_id, from_us, to_us: from_us + wide_us };
     }
+  }
+
+  // The highest bar of a strip in what is shown.
+  highest(measure) {
+    const { columns } = this.score.store;
+    return strips.highest(columns, this.view.left, this.view.right, measure);
   }
 
   say(words) {

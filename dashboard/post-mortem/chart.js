@@ -12,11 +12,11 @@ const isInstant = ({ name, type }) =>
   /(^|_)unix_us$/.test(name) || type.startsWith('TIMESTAMP') || type === 'DATE';
 
 // {kind, x, labels?, time, series: [{name, values}], left_out}
-export function chartOf(answer, asked = null) {
+export function chartOf(answer, asked = null, unit = '') {
   const { columns, rows } = answer;
   if (!rows.length || columns.length < 2) return null;
   const kind = asked && asked !== 'table' ? asked : asked === 'table' ? null : guess(columns, rows);
-  if (kind === 'lines' || kind === 'stacked') return lines(kind, answer);
+  if (kind === 'lines' || kind === 'stacked') return lines(kind, answer, unit);
   if (kind === 'bars') return bars(answer);
   return kind === 'scatter' ? scatter(answer) : null;
 }
@@ -41,7 +41,8 @@ function place(value, column) {
   return Date.parse(/Z|[+-]\d\d(:\d\d)?$/.test(value) ? value : value + 'Z') / 1e3;
 }
 
-function lines(kind, { columns, rows }) {
+// Where some columns are named after the unit, the others are on another scale.
+function lines(kind, { columns, rows }, unit) {
   const [first] = columns;
   const sorted = rows
     .map((row) => [place(row[0], first), row])
@@ -51,7 +52,9 @@ function lines(kind, { columns, rows }) {
     .map((column, i) => ({ ...column, i }))
     .slice(1)
     .filter(isNumber);
-  const shown = measured.filter(({ i }) => sorted.some(([, row]) => row[i] !== null));
+  const told = measured.filter(({ i }) => sorted.some(([, row]) => row[i] !== null));
+  const named = told.filter(({ name }) => unit && name.endsWith(`_${unit}`));
+  const shown = named.length ? named : told.filter(({ name }) => !/_share$/.test(name));
   const scale = shown.slice(0, SERIES_MOST);
   if (!scale.length) return null;
   return {

@@ -28,6 +28,9 @@ export class Console {
     this.runs = make('button', { class: 'primary', onclick: () => this.execute() }, 'Run ');
     this.runs.append(make('kbd', { text: 'Ctrl ⏎' }));
     this.editor = new Editor({ onRun: () => this.execute(), onEdit: (sql) => this.edited(sql) });
+    // A named query speaks by its name; its SQL is there to be read and edited.
+    this.written = make('details', { class: 'written' }, make('summary', { text: 'SQL' }));
+    this.written.append(this.editor.element);
     this.status = make('div', { class: 'pm-status', role: 'status' });
     this.plot = new Plot();
     this.table = new Table();
@@ -45,7 +48,7 @@ export class Console {
           this.runs,
         ),
         this.fields,
-        this.editor.element,
+        this.written,
         this.status,
         this.plot.element,
         this.table.element,
@@ -76,6 +79,7 @@ export class Console {
       this.editor.input.readOnly = false;
       this.clear();
     }
+    if (!same) this.written.open = !query;
     this.drawFields();
     this.execute();
   }
@@ -186,18 +190,14 @@ export class Console {
     this.element.removeAttribute('aria-busy');
     const place = this.query ? null : this.editor.mark(error.position ?? null);
     const where = place ? `line ${place.line}, column ${place.column}: ` : '';
-    put(
-      this.status,
-      make('b', { class: 'bad', text: `■ ${where}` }),
-      make('span', { class: 'bad', text: error.message }),
-    );
+    put(this.status, make('p', { class: 'bad' }, make('b', { text: `■ ${where}` }), error.message));
     this.clear();
   }
 
   shown(answer, query) {
     this.element.removeAttribute('aria-busy');
     this.answer = answer;
-    const model = chartOf(answer, query?.chart ?? null);
+    const model = chartOf(answer, query?.chart ?? null, query?.unit);
     this.plot.show(model, query?.unit ?? '');
     const nothing =
       query?.kind === 'lint' || query?.kind === 'law'

@@ -63,8 +63,8 @@ export class Menu {
       asked < lints.length
         ? `${asked} of ${lints.length} asked`
         : bad
-          ? `${bad} of ${lints.length} found something`
-          : 'nothing found';
+          ? `${bad} of ${lints.length}`
+          : 'nothing';
     const focused = document.activeElement?.dataset?.name;
     put(
       this.element,

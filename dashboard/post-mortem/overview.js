@@ -20,12 +20,12 @@ FROM (
 ) GROUP BY run_id HAVING min(started_unix_us) IS NOT NULL ORDER BY 2 DESC, 1 LIMIT 200`;
 
 export const OVERVIEW = `SELECT
-  least(${BUCKETS - 1}, (end_at_ns - $2) * ${BUCKETS} // greatest(1, $3 - $2))::BIGINT AS bucket,
+  least(${BUCKETS - 1}, (end_at_ns - $2) * ${BUCKETS} // greatest(1, $3 - $2))::BIGINT AS place,
   sum(prefill_tokens)::BIGINT AS prefill, sum(decode_tokens)::BIGINT AS decode,
   max(waiting)::BIGINT AS waiting, sum(len(preempted))::BIGINT AS preempted,
   sum(lost_before)::BIGINT AS lost
 FROM iteration WHERE run_id = $1 AND end_at_ns >= $2 AND end_at_ns <= $3
-GROUP BY bucket ORDER BY bucket`;
+GROUP BY place ORDER BY place`;
 
 // Where records were lost and where something broke: [kind, at_ns, words].
 export const NOTED = `SELECT 'lost' AS kind, coalesce((

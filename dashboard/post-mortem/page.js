@@ -27,7 +27,10 @@ export class PostMortem {
     this.queries = null;
     this.asker = new Asker(ask);
     this.picker = new Picker(this.pickerActs());
-    this.range = new Range({ onChoose: (window, done) => this.choose(window, done) });
+    this.range = new Range({
+      beside: this.picker.lengthsElement,
+      onChoose: (window, done) => this.choose(window, done),
+    });
     this.menu = new Menu({ onPick: (picked) => this.pick(picked) });
     this.past = new Past({
       onWindow: (window) => this.choose(window, true),

@@ -194,10 +194,10 @@ export class Past {
   maps() {
     if (!this.drawn) return;
     const { store, score, colours } = this;
-    const { index } = score.shown();
-    const marks = { selected: score.selected, hovered: score.hovered, past: true };
+    const { index, past } = score.shown();
+    const marks = { selected: score.selected, hovered: score.hovered, past };
     this.kv.update(store, index, colours, marks);
-    this.queue.update(store, index, score.selected, true);
+    this.queue.update(store, index, score.selected, past);
   }
 
   panels() {

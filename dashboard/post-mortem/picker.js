@@ -55,6 +55,11 @@ export class Picker {
         onclick: () => on.length(us),
       }),
     );
+    this.lengthsElement = make(
+      'span',
+      { class: 'lengths', role: 'group', 'aria-label': 'Length' },
+      this.lengths,
+    );
     this.copied = make('span', { class: 'faint', role: 'status' });
     this.element = make(
       'div',
@@ -72,7 +77,6 @@ export class Picker {
         this.to,
         button('›', 'Half a window on', () => on.move(0.5)),
       ),
-      make('span', { class: 'lengths', role: 'group', 'aria-label': 'Length' }, this.lengths),
       make('span', { class: 'spacer' }),
       this.copied,
       button('Copy link', 'Copy a link to this view', () => on.copy()),

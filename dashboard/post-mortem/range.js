@@ -12,7 +12,8 @@ const STEPS = { ArrowLeft: -0.25, ArrowRight: 0.25, PageUp: -1, PageDown: 1 };
 
 export class Range {
   // onChoose([from_us, to_us], done) while and after a window is chosen.
-  constructor({ onChoose }) {
+  // beside: an element that stands with the window's length.
+  constructor({ onChoose, beside }) {
     this.onChoose = onChoose;
     this.canvas = make('canvas');
     this.brush = make('div', { class: 'brush' });
@@ -42,7 +43,7 @@ export class Range {
       'div',
       { class: 'range' },
       this.plane,
-      make('div', { class: 'range-ends' }, this.ends[0], this.words, this.ends[1]),
+      make('div', { class: 'range-ends' }, this.ends[0], keys(), this.words, beside, this.ends[1]),
     );
     this.extent = null;
     this.window = null;
@@ -115,12 +116,12 @@ export class Range {
       wide = width / n,
       base = height - 1;
     const bars = (column, top, hue, alpha) => {
-      const high = most(column) || 1;
+      const high = usual(column);
       ctx.fillStyle = hue;
       ctx.globalAlpha = alpha;
       column.forEach((value, i) => {
         if (!value) return;
-        const tall = Math.max(1, (value / high) * (base - top));
+        const tall = Math.max(1, Math.min(1, value / high) * (base - top));
         ctx.fillRect(i * wide, base - tall, Math.max(1, wide - 0.4), tall);
       });
       ctx.globalAlpha = 1;
@@ -245,6 +246,21 @@ export class Range {
     this.choose(within(asked, this.extent));
     this.onChoose(this.window, true);
   }
+}
+
+const keys = () =>
+  make(
+    'span',
+    { class: 'range-keys' },
+    make('i', { class: 'key-rate', text: 'tokens/s' }),
+    make('i', { class: 'key-queue', text: 'waiting' }),
+  );
+
+// A scale on which a few spikes do not hide the rest: they are cut at the top.
+function usual(column) {
+  const seen = [...column].filter(Boolean).sort((a, b) => a - b);
+  if (!seen.length) return 1;
+  return Math.min(seen[seen.length - 1], 3 * seen[Math.floor(seen.length * 0.9)]);
 }
 
 export const lengthWords = ([from, to]) => duration((to - from) / 1e3);
