@@ -36,7 +36,7 @@ class Decoder:
         """Compute the step, fill the cache; return float32 logits [S, vocabulary]."""
         if self._stepper:
             self._beat()
-            return self._stepper.step(self._weights, batch, cache).float()
+            return self._stepper.step(self._weights, batch, cache, self._beat).float()
         return self.logits(self.hidden(batch, cache), batch.sample_tokens)
 
     def hidden(self, batch: StepBatch, cache: Cache) -> torch.Tensor:

@@ -6,6 +6,7 @@ cache's layout, a set of ops alone its packed weights. Knows no engine, no sched
 are rows.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -16,6 +17,8 @@ Cache = object
 
 Prepared = object
 """What a backend worked out from a step's batch, once for all layers."""
+
+Beat = Callable[[], None]
 
 PackedWeight = object
 """A weight matrix as its set of ops likes it; nobody else looks inside."""
@@ -181,6 +184,11 @@ class StepBackend(Protocol):
         """Return whether it can run a model whose weights are packed like this."""
         ...
 
-    def step(self, weights: DecoderWeights, batch: StepBatch, cache: Cache) -> torch.Tensor:
-        """Return the logits [S, vocabulary] of the tokens in batch.sample_tokens."""
+    def step(
+        self, weights: DecoderWeights, batch: StepBatch, cache: Cache, beat: Beat
+    ) -> torch.Tensor:
+        """Return the logits [S, vocabulary] of the tokens in batch.sample_tokens.
+
+        beat is called now and then in a step that takes long: one that goes on is no hang.
+        """
         ...

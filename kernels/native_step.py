@@ -14,6 +14,7 @@ import torch
 from kernels.base import (
     AttentionBatch,
     AttentionShape,
+    Beat,
     Cache,
     DecoderWeights,
     PackedWeight,
@@ -30,6 +31,9 @@ BF16, INT8 = 0, 1
 """What C++ calls the forms of packed weights."""
 FORMATS = {torch.bfloat16: BF16, torch.int8: INT8}
 """Those by the type that an engine is asked for; keys, values and activations are bf16 in both."""
+
+
+_BEAT = ctypes.CFUNCTYPE(None)
 
 
 class _Weight(ctypes.Structure):
@@ -291,7 +295,9 @@ class NativeBackend:
             parts += [layer.qkv, layer.output, layer.gate_up, layer.down]
         return all(isinstance(part, NativeWeight) for part in parts)
 
-    def step(self, weights: DecoderWeights, batch: StepBatch, cache: Cache) -> torch.Tensor:
+    def step(
+        self, weights: DecoderWeights, batch: StepBatch, cache: Cache, beat: Beat
+    ) -> torch.Tensor:
         """Return the logits [S, vocabulary] of the tokens in batch.sample_tokens, in float32."""
         assert isinstance(cache, NativeCache)
         assert isinstance(weights.head, NativeWeight)
@@ -306,7 +312,7 @@ class NativeBackend:
             ctypes.c_void_p(batch.input_ids.data_ptr()),
             ctypes.c_void_p(batch.positions.data_ptr()),
             ctypes.c_void_p(batch.sample_tokens.data_ptr()),
-            *(ctypes.c_int64(count), ctypes.c_void_p(logits.data_ptr())),
+            *(ctypes.c_int64(count), ctypes.c_void_p(logits.data_ptr()), _BEAT(beat)),
         )
         return logits[:, : weights.head.outputs]
 

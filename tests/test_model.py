@@ -103,7 +103,9 @@ class WholeStep(SdpaBackend):
     def serves(self, weights: DecoderWeights) -> bool:
         return True
 
-    def step(self, weights: DecoderWeights, batch: StepBatch, cache: Cache) -> torch.Tensor:
+    def step(
+        self, weights: DecoderWeights, batch: StepBatch, cache: Cache, beat: object
+    ) -> torch.Tensor:
         return 2 * Decoder(weights, SdpaBackend(), TorchOps()).forward(batch, cache)
 
 

@@ -124,13 +124,13 @@ def in_torch(path: Path, step: StepBatch, dtype: str) -> torch.Tensor:
     return Decoder(weights, reference, TorchOps()).forward(step, cache)
 
 
-def decoder(path: Path, dtype: str) -> tuple[Decoder, DecoderWeights]:
+def decoder(path: Path, dtype: str, positions: int = 256) -> tuple[Decoder, DecoderWeights]:
     ops = NativeInt8Ops(threads()) if dtype == "int8" else NativeOps(threads())
     weights = load_weights(
         read_spec(str(path)),
         dtype=dtype,
         device="cpu",
-        positions=256,
+        positions=positions,
         pack=ops.pack,
         progress=lambda stage, fraction: None,
     )
@@ -178,6 +178,24 @@ def test_decoding_goes_on_where_a_prompt_ended(tmp_path: Path, dtype: str) -> No
             logits = model.forward(piece(tokens, start, stop), cache)
             assert (logits[-1] - whole[stop - 1]).abs().max() / whole.abs().max() < 2e-2
             start = stop
+
+
+@needs_avx512
+@torch.inference_mode()
+def test_a_long_step_beats(tmp_path: Path) -> None:
+    """Long enough for a beat whatever the machine: 1,500 tokens, each attending to all before."""
+    shape = tiny.Shape(layers=12, hidden=256, heads=8, head_dim=32, intermediate=512)
+    path, beats = tiny.write(tmp_path / "tiny", shape=shape), 0
+
+    def beat() -> None:
+        nonlocal beats
+        beats += 1
+
+    _, weights = decoder(path, "bf16", positions=1500)
+    backend = NativeBackend(threads())
+    cache = backend.allocate_kv(weights.shape, 96, 16, torch.bfloat16, "cpu")
+    backend.step(weights, step_of([7] * 1500), cache, beat)
+    assert beats > 0
 
 
 def piece(tokens: list[int], start: int, stop: int) -> StepBatch:

@@ -3,6 +3,7 @@
 // shape and its packed weights are data that Python hands in; buffers grow to the largest step seen.
 // Compiled for AVX-512 BF16 and VNNI; never called on a CPU without them.
 
+#include <chrono>
 #include <memory>
 #include <vector>
 
@@ -13,6 +14,8 @@
 
 namespace {
 
+using Clock = std::chrono::steady_clock;
+constexpr auto BEAT = std::chrono::milliseconds(100);
 constexpr int64_t FEW_ROWS = 4;        // so few that each thread norms them all: a barrier costs more
 constexpr int64_t FED_ROWS = 64;       // of gate and up kept at a time
 
@@ -97,7 +100,7 @@ class Engine {
   }
 
   void step(const Model& model, bf16* cache, int64_t layer_values, const Batch& batch, const int64_t* ids,
-            const int64_t* positions, const int64_t* wanted, int64_t wanted_count, float* logits) {
+            const int64_t* positions, const int64_t* wanted, int64_t wanted_count, float* logits, void (*beat)()) {
     const int64_t tokens = batch.tokens;
     attention_.open(batch, model.shape, threads());
     attention_.rotations = model.rotations, attention_.positions = positions;
@@ -114,8 +117,11 @@ class Engine {
     }
     pool_.run([&](int id) {
       embed(id, model, ids, tokens);
-      for (size_t i = 0; i < model.layers.size(); ++i)
+      auto last_beat = Clock::now();
+      for (size_t i = 0; i < model.layers.size(); ++i) {
         run_layer(id, model, model.layers[i], cache + i * layer_values, tokens);
+        if (id == 0 && Clock::now() - last_beat > BEAT) beat(), last_beat = Clock::now();
+      }
       score(id, model, wanted, wanted_count, logits);
     });
   }
@@ -276,10 +282,11 @@ void engine_attend(Engine* engine, const Shape* shape, bf16* layer, const float*
   engine->attend(*shape, layer, qkv, *batch, out);
 }
 
+// beat is called in a step of more than a tenth of a second, which is no hang as long as it goes on.
 void engine_step(Engine* engine, const Model* model, bf16* cache, int64_t layer_values, const Batch* batch,
                  const int64_t* ids, const int64_t* positions, const int64_t* wanted, int64_t wanted_count,
-                 float* logits) {
-  engine->step(*model, cache, layer_values, *batch, ids, positions, wanted, wanted_count, logits);
+                 float* logits, void (*beat)()) {
+  engine->step(*model, cache, layer_values, *batch, ids, positions, wanted, wanted_count, logits, beat);
 }
 
 // sizes: hidden, fed, vocabulary. Nothing is copied: what is pointed to must outlive the model.
