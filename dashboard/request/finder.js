@@ -6,6 +6,7 @@ import { make, put, write } from '../dom.js';
 import { duration, int, plural } from '../format.js';
 
 const SHOWN_MAX = 100;
+const AGAIN_MS = 2000;
 const ENDED_SQL = `SELECT e.request_id, e.external_id, e.tenant, e.finish, e.prompt_tokens,
   e.output_tokens, e.preemptions, e.request,
   (greatest(coalesce(d.last_write_at_ns, 0), e.released_at_ns) - e.received_at_ns) / 1e6 AS e2e_ms,
@@ -20,6 +21,8 @@ export class Finder {
   constructor({ ask, onPick, store }) {
     Object.assign(this, { ask, onPick, store });
     this.order = 'newest';
+    this.liveRows = [];
+    this.endedRows = [];
     this.build();
   }
 
@@ -72,18 +75,29 @@ export class Finder {
     this.load();
   }
 
+  // What is in flight is asked for again, but no row changes under a pointer or the focus.
+  async frame(now_ms) {
+    if (now_ms < (this.due_ms ?? 0) || this.live.matches(':hover, :focus-within')) return;
+    this.due_ms = now_ms + AGAIN_MS;
+    try {
+      this.liveRows = sequences((await this.ask('GET', 'v1/requests')).data);
+      write(this.said, '');
+      this.showLive();
+    } catch (error) {
+      write(this.said, `What is in flight is not known: ${error.message}`);
+    }
+  }
+
   async load() {
     this.orders.forEach((b) => b.setAttribute('aria-pressed', b.textContent === this.order));
     const sql = `${ENDED_SQL}${ORDERS[this.order]} LIMIT 500`;
-    const [live, ended] = await Promise.allSettled([
-      this.ask('GET', 'v1/requests'),
-      this.ask('POST', 'telemetry/sql', { sql }),
-    ]);
-    this.liveRows = live.status === 'fulfilled' ? sequences(live.value.data) : [];
-    this.endedRows = ended.status === 'fulfilled' ? rowsOf(ended.value) : this.fromStore();
-    const failed = live.status === 'rejected' ? live.reason.message : '';
-    write(this.said, failed && `What is in flight is not known: ${failed}`);
-    this.show();
+    this.due_ms = 0;
+    try {
+      this.endedRows = rowsOf(await this.ask('POST', 'telemetry/sql', { sql }));
+    } catch {
+      this.endedRows = this.fromStore(); // no history is kept, or it cannot be asked now
+    }
+    this.showEnded();
   }
 
   fromStore() {
@@ -95,15 +109,27 @@ export class Finder {
   }
 
   show() {
-    if (!this.liveRows) return;
+    this.showLive();
+    this.showEnded();
+  }
+
+  fitting(rows) {
     const wanted = this.field.value.trim().toLowerCase();
-    const fits = (row) =>
-      [row.request_id, row.external_id, row.tenant].some((value) =>
+    return rows.filter(({ request_id, external_id, tenant }) =>
+      [request_id, external_id, tenant].some((value) =>
         String(value ?? '').toLowerCase().includes(wanted),
-      );
-    put(this.live, table(this.liveRows.filter(fits), LIVE, this.onPick, 'Nothing is in flight.'));
+      ),
+    );
+  }
+
+  showLive() {
+    const none = 'Nothing is in flight.';
+    put(this.live, table(this.fitting(this.liveRows), LIVE, this.onPick, none));
+  }
+
+  showEnded() {
     const none = 'Nothing has ended on this server yet.';
-    put(this.ended, table(this.endedRows.filter(fits), ENDED, this.onPick, none));
+    put(this.ended, table(this.fitting(this.endedRows), ENDED, this.onPick, none));
   }
 }
 

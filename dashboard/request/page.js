@@ -135,7 +135,11 @@ export class RequestPage {
   }
 
   frame(now_ms) {
-    if (this.id === null || this.asking || now_ms < this.due_ms) return;
+    if (this.id === null) {
+      if (!this.finder.element.hidden) this.finder.frame(now_ms);
+      return;
+    }
+    if (this.asking || now_ms < this.due_ms) return;
     this.due_ms = now_ms + AGAIN_MS;
     this.load(this.serial, now_ms);
   }
