@@ -1,0 +1,151 @@
+"""How fast the engine is by itself, in process: one stream, batches, a prompt, a mix of requests.
+
+The real core, scheduler and runner on the demo model, without server or HTTP: what remains of a
+token after that is the server's. The mix is 64 requests, prompts of 16 to 512 tokens and answers of
+8 to 256, lengths log-uniform, ids random, greedy, no prefix cache: the workload that other engines
+are measured with. Prints tokens a second, medians of --rounds; --json FILE writes them.
+
+import argparse
+import json
+import math
+import random
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from bench.counterfactual import DEMO_MODEL, Recorder
+from bench.machine import StolenTime, describe
+from engine.build import build
+from engine.config import EngineConfig
+from engine.core import Core
+from engine.messages import SamplingParams, Submit
+
+GREEDY = SamplingParams(temperature=0.0, ignore_eos=True)
+FIRST_ID, LAST_ID = 300, 49_000
+CONTEXT = 256
+ANSWER = 64
+MIX_REQUESTS = 64
+MIX_SEED = 1234
+
+
+class MonotonicClock:
+    """Nanoseconds of CLOCK_MONOTONIC."""
+
+    def now_ns(self) -> int:
+        """Return the present instant."""
+        return time.monotonic_ns()
+
+
+class Bench:
+    """A warm engine, and the numbers of the requests that it was given."""
+
+    def __init__(self, dtype: str, backend: str, threads: int | None) -> None:
+        config = EngineConfig(
+            model=str(DEMO_MODEL),
+            dtype=dtype,
+            attention_backend=backend,
+            engine_threads=threads,
+            max_num_seqs=64,
+            max_num_batched_tokens=512,
+            enable_prefix_caching=False,
+        )
+        self.recorder = Recorder()
+        self.core, self.run = build(
+            config, emit=self.recorder, clock=MonotonicClock(), progress=lambda *_: None
+        )
+        self._number = 0
+        self._random = random.Random(7)
+
+    def add(self, prompt: int, answer: int) -> None:
+        """Submit a request of so many random tokens."""
+        self._number += 1
+        ids = [self._random.randrange(FIRST_ID, LAST_ID) for _ in range(prompt)]
+        self.core.add(
+            Submit(
+                request=self._number,
+                request_id=str(self._number),
+                prompt=ids,
+                max_tokens=answer,
+                sampling=GREEDY,
+                received_at_ns=time.monotonic_ns(),
+            )
+        )
+
+    def decoding(self, rows: int) -> float:
+        """Return tokens a second of so many streams, while all of them decode."""
+        for _ in range(rows):
+            self.add(CONTEXT, ANSWER)
+        return self._rate(lambda step: step.decode_tokens == rows, lambda step: step.decode_tokens)
+
+    def prefill(self, tokens: int) -> float:
+        """Return prompt tokens a second of one prompt that a step holds."""
+        self.add(tokens, 1)
+        return self._rate(lambda step: step.prefill_tokens > 0, lambda step: step.prefill_tokens)
+
+    def mix(self) -> float:
+        """Return answers' tokens a second of the whole mix, from the first step to the last."""
+        pick, answers = random.Random(MIX_SEED), 0
+        for _ in range(MIX_REQUESTS):
+            prompt, answer = (
+                round(math.exp(pick.uniform(math.log(low), math.log(high))))
+                for low, high in ((16, 512), (8, 256))
+            )
+            self.add(prompt, answer)
+            answers += answer
+        began = time.perf_counter()
+        self._drain(self.core)
+        return answers / (time.perf_counter() - began)
+
+    def _rate(self, counts: Callable[[Any], bool], tokens: Callable[[Any], int]) -> float:
+        """Drain; return the tokens over the time of those steps that count."""
+        self.recorder.clear()
+        self._drain(self.core)
+        steps = [step for step in self.recorder.iterations if counts(step)]
+        spent_ns = sum(step.end_at_ns - step.begin_at_ns for step in steps)
+        return sum(tokens(step) for step in steps) / (spent_ns / 1e9)
+
+    @staticmethod
+    def _drain(core: Core) -> None:
+        core.wake()
+        while core.has_work:
+            core.step()
+
+
+def main() -> int:
+    """Measure, round after round."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--dtype", default="auto")
+    parser.add_argument("--backend", default="auto")
+    parser.add_argument("--threads", type=int, default=None)
+    flags = parser.parse_args()
+    bench = Bench(flags.dtype, flags.backend, flags.threads)
+    measures: dict[str, Callable[[], float]] = {
+        "single_tok_s": lambda: bench.decoding(1),
+        "batch8_tok_s": lambda: bench.decoding(8),
+        "batch32_tok_s": lambda: bench.decoding(32),
+        "batch64_tok_s": lambda: bench.decoding(64),
+        "prefill_tok_s": lambda: bench.prefill(512),
+        "offline_tok_s": bench.mix,
+    }
+    found: dict[str, list[float]] = {name: [] for name in measures}
+    with StolenTime() as stolen:
+        for _ in range(flags.rounds):
+            for name, measure in measures.items():
+                found[name].append(measure())
+    told = {"dtype": bench.run.dtype, "backend": bench.run.backend}
+    print(f"{told['dtype']} on {told['backend']}, medians of {flags.rounds}")
+    for name, rates in found.items():
+        print(f"{name:16}{statistics.median(rates):9.0f}   {min(rates):.0f} to {max(rates):.0f}")
+    if flags.json:
+        medians = {name: statistics.median(rates) for name, rates in found.items()}
+        flags.json.write_text(json.dumps(told | medians | {"rounds": found} | describe(stolen)))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
