@@ -4,6 +4,7 @@ The real core, scheduler and runner on the demo model, without server or HTTP: w
 token after that is the server's. The mix is 64 requests, prompts of 16 to 512 tokens and answers of
 8 to 256, lengths log-uniform, ids random, greedy, no prefix cache: the workload that other engines
 are measured with. Prints tokens a second, medians of --rounds; --json FILE writes them.
+"""
 
 import argparse
 import json
