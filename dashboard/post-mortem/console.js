@@ -190,7 +190,8 @@ export class Console {
     this.element.removeAttribute('aria-busy');
     const place = this.query ? null : this.editor.mark(error.position ?? null);
     const where = place ? `line ${place.line}, column ${place.column}: ` : '';
-    put(this.status, make('p', { class: 'bad' }, make('b', { text: `■ ${where}` }), error.message));
+    const head = make('b', { text: `■ ${where}` });
+    put(this.status, make('p', { class: 'bad' }, head, error.message));
     this.clear();
   }
 
