@@ -6,6 +6,7 @@ import { make, write } from '../dom.js';
 import { duration, int, percent, plural, reason } from '../format.js';
 import { KIND, STOPS } from '../score/kinds.js';
 import { holders } from '../score/kvmap.js';
+import { overObjective, slowStep } from './slow.js';
 
 const WINDOW_NS = 2e9;
 const STUCK_NS = 5e9; // live requests and no record for so long
@@ -27,6 +28,8 @@ export function diagnose(store, { link, silent_ns }) {
   if (waiting && (window.kvStops > 0.4 || window.preempted)) return full(store, window);
   const heavy = longPrompt(store, window);
   if (heavy) return heavy;
+  const late = slowStep(store) ?? overObjective(store);
+  if (late) return late;
   const stop = STOPS[columns.stop[s]],
     blocker = columns.blocker[s];
   if (waiting && stop === 'seqs') {

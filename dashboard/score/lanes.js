@@ -8,7 +8,7 @@ import { KIND, isMark } from './kinds.js';
 import { paintColumn, paintMarks } from './marks.js';
 import { Track } from './track.js';
 
-const LANE = { most: 26, least: 1.4, wanted: 12, patience_ms: 2000 };
+const LANE = { most: 26, least: 1.25, wanted: 12, patience_ms: 2000 };
 const TAGS_MAX = 40;
 const AHEAD_NS = 20e9; // drawn beyond the window, since the picture moves on between two drawings
 const NAMED = 10; // px a lane needs to carry words

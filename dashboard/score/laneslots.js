@@ -30,9 +30,9 @@ export class LaneSlots {
     return n;
   }
 
-  // Who runs has a lane before anybody who waits.
+  // Who runs has a lane before anybody who waits, if need be one that has not rested yet.
   admit(r, now_ns) {
-    if (r.lane >= 0 || !this.place(r, now_ns)) return;
+    if (r.lane >= 0 || !(this.place(r, now_ns) || this.place(r, Infinity))) return;
     this.beyond.splice(this.beyond.indexOf(r), 1);
   }
 

@@ -17,7 +17,7 @@ import {
 } from './request.js';
 import { Seconds } from './seconds.js';
 
-export const LANES_MAX = 256;
+export const LANES_MAX = 272; // a batch of 256, and room for those who wait first
 const ENDED_MAX = 2048;
 const ARRIVAL_NEAR_NS = 60e9; // one known from a snapshot alone may have come long before
 

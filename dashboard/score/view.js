@@ -1,5 +1,5 @@
 // Owns: the one window in time that every track shares, and the one cursor that joins them.
-// Called by: the pages, score.js and gestures.js (write), every track (map). Pure: numbers in, numbers out.
+// Called by: the pages, score.js and gestures.js (write), every track (map). Pure numbers.
 
 export const ZOOM = { least: 16, most: 3000, step: 1.25, start: 170 }; // CSS px a second
 const OVERVIEW_LEAST = 0.5; // a past window may be long: minutes on one screen
