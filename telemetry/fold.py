@@ -1,16 +1,18 @@
 """Totals folded from the record: counts, sums and the live state behind every metric.
 
-Owns plain ints and two histograms, advanced record by record; metrics.py calls `advance` from its
-thread and at each scrape, and reads the fields. Must never invent: what the ring lost is counted
-exactly where the bus can tell, and stays out of the totals it cannot tell.
+Owns plain ints and two histograms, and has the sums of steps and of requests in files of their own;
+metrics.py calls `advance` from its thread and at each scrape. Must never invent: what the ring
+lost is counted exactly where the bus can tell, and stays out of the totals it cannot tell.
 """
 
-from bisect import bisect_left
 from collections.abc import Sequence
 from operator import add
 from typing import TypeVar
 
 from telemetry.bus import Batch, Bus, Entry, Snapshot
+from telemetry.fold_requests import RequestFold
+from telemetry.fold_steps import StepFold
+from telemetry.histogram import Histogram
 from telemetry.records import (
     ADMISSION_STOPS,
     FINISHES,
@@ -20,6 +22,7 @@ from telemetry.records import (
     Finish,
     Iteration,
     Rejection,
+    RequestCause,
     RequestEnd,
     RequestStart,
     Run,
@@ -32,20 +35,6 @@ UNMATCHED_MAX = 10_000
 _Half = TypeVar("_Half", RequestEnd, Delivery)
 
 _STARTS, _ENDS, _FAULTS = (list(KINDS).index(k) for k in ("request_start", "request_end", "fault"))
-
-
-class Histogram:
-    """Counts by upper edge, the last one open, and the sum of what was observed."""
-
-    def __init__(self, edges: Sequence[float]) -> None:
-        self.edges = tuple(edges)
-        self.counts = [0] * (len(self.edges) + 1)
-        self.sum = 0.0
-
-    def observe(self, value: float) -> None:
-        """Count one value."""
-        self.counts[bisect_left(self.edges, value)] += 1
-        self.sum += value
 
 
 class Fold:
@@ -79,6 +68,8 @@ class Fold:
         self.rejections_by_reason = dict.fromkeys(REJECTION_REASONS, 0)
         self.ttft_s = Histogram(ttft_edges)
         self.e2e_s = Histogram(e2e_edges)
+        self.steps = StepFold()
+        self.requests = RequestFold()
 
     # ---- what metrics read
 
@@ -99,9 +90,12 @@ class Fold:
         Only live sequences hold blocks: without any the share is 0, although no iteration comes to
         say so when an engine has died.
         """
-        if self.last is None or self.run is None or not self._live:
-            return 0.0
-        return min(1.0, self.last.kv_blocks_used / self.run.kv_blocks_total)
+        return min(1.0, self.kv_used / self.run.kv_blocks_total) if self.run else 0.0
+
+    @property
+    def kv_used(self) -> int:
+        """KV blocks that sequences hold."""
+        return self.last.kv_blocks_used if self.last is not None and self._live else 0
 
     @property
     def prompt_tokens(self) -> int:
@@ -159,6 +153,7 @@ class Fold:
         for known in (self._reached, self._reached_before):
             for request in known.keys() - self._live.keys():
                 del known[request]
+                self.steps.forget(request)
         self._running &= self._live.keys()
         self._leaving &= self._live.keys()
 
@@ -168,15 +163,19 @@ class Fold:
             self._iteration(record)
         elif isinstance(record, RequestStart):
             self._live[record.request] = record
+            self.requests.start(record)
         elif isinstance(record, RequestEnd):
             self._end(record)
             self._live.pop(record.request, None)
         elif isinstance(record, Delivery):
             self._delivery(record)
+        elif isinstance(record, RequestCause):
+            self.requests.cause(record)
         elif isinstance(record, Rejection):
             self.rejections_by_reason[record.reason] += 1
         elif isinstance(record, Run):
             self.run, self.last = record, None
+            self.steps.restart()
             self._running.clear()
             self._leaving.clear()
 
@@ -189,6 +188,7 @@ class Fold:
             self.preemptions += 1
             self._reached_before[request] = self._highest(request)
             self._running.discard(request)
+        self.steps.take(record, self._known)
         self._reached.update(
             zip(record.requests, map(add, record.start_positions, record.token_counts), strict=True)
         )
@@ -204,6 +204,8 @@ class Fold:
     def _end(self, record: RequestEnd) -> None:
         request = record.request
         self.ends_by_finish[record.finish] += 1
+        self.requests.end(record)
+        self.steps.forget(request)
         highest = self._highest(request)
         known = record.prefill_finished_at_ns is not None or highest >= record.prompt_tokens
         self._ended_prompt_tokens += record.prompt_tokens if known else 0
@@ -221,6 +223,7 @@ class Fold:
                 self._end_to_end(record, delivery)
 
     def _delivery(self, record: Delivery) -> None:
+        self.requests.delivery(record)
         if record.first_write_at_ns is not None:
             self.ttft_s.observe((record.first_write_at_ns - record.received_at_ns) / 1e9)
         end = self._unmatched_ends.pop(record.request, None)
@@ -231,7 +234,13 @@ class Fold:
 
     def _end_to_end(self, end: RequestEnd, delivery: Delivery) -> None:
         last_at_ns = delivery.last_write_at_ns or end.released_at_ns
+        self.requests.delivered(end, delivery)
         self.e2e_s.observe((last_at_ns - delivery.received_at_ns) / 1e9)
+
+    def _known(self, request: int) -> tuple[int, int]:
+        """Return a sequence's prompt length, and its first position never computed."""
+        start = self._live.get(request)
+        return (start.prompt_tokens if start else 0), self._highest(request)
 
     def _highest(self, request: int) -> int:
         """Return the first position of a sequence that was never computed."""

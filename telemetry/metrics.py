@@ -1,16 +1,14 @@
-"""Prometheus: one table of metrics, one thread that folds the record, values built at each scrape.
+"""Prometheus: one thread that folds the record, values built at each scrape.
 
-Owns METRICS (name, type, labels, buckets, help, unit: docs, dashboards and alerts are made from it)
-and the collector with a registry of its own. `GET /metrics` calls `exposition`. Must never reset on
-read, never use the library's global registry, and never show two figures of different moments.
+Owns the collector, with a registry of its own, of what metric_table.py names and the folds have
+counted. `GET /metrics` calls `exposition`. Must never reset on read, never use the library's global
+registry, and never show two figures of different moments.
 """
 
 import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Literal
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import (
@@ -24,174 +22,18 @@ from prometheus_client.openmetrics import exposition as openmetrics
 from prometheus_client.utils import floatToGoString
 
 from telemetry.bus import Bus
-from telemetry.fold import Fold, Histogram
+from telemetry.fold import Fold
+from telemetry.histogram import Histogram, Values, labelled
+from telemetry.metric_spec import (
+    BASE_LABELS,
+    LATENCY_EDGES_S,
+    TTFT_EDGES_S,
+    VLLM_PREFIX,
+    MetricSpec,
+)
+from telemetry.metric_table import METRICS
 
 PERIOD_S = 0.25
-
-TTFT_EDGES_S = (
-    *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0),
-    *(7.5, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0),
-)
-LATENCY_EDGES_S = (
-    *(0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0),
-    *(120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0),
-)
-"""vLLM's own edges, so that its dashboards and alerts read ours."""
-
-BASE_LABELS = ("model_name", "engine")
-VLLM_PREFIX = "vllm:"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MetricSpec:
-    """One metric family. `labels` come after model_name and engine, which all carry."""
-
-    name: str
-    type: Literal["gauge", "counter", "histogram"]
-    help: str
-    labels: tuple[str, ...] = ()
-    buckets: tuple[float, ...] = ()
-    unit: str = ""
-
-
-METRICS = (
-    MetricSpec(
-        name="vllm:num_requests_running",
-        type="gauge",
-        help="Sequences in flight that are not waiting.",
-    ),
-    MetricSpec(
-        name="vllm:num_requests_waiting",
-        type="gauge",
-        help="Sequences in flight that wait, preempted ones included.",
-    ),
-    MetricSpec(
-        name="vllm:kv_cache_usage_perc",
-        type="gauge",
-        help="Share of KV blocks that sequences hold; 1 means all.",
-        unit="ratio",
-    ),
-    MetricSpec(
-        name="vllm:cache_config_info",
-        type="gauge",
-        help="The KV cache of the engine, in labels.",
-        labels=("block_size", "num_gpu_blocks", "cache_dtype"),
-    ),
-    MetricSpec(
-        name="vllm:time_to_first_token_seconds",
-        type="histogram",
-        help="HTTP request read to first byte of output written, one value a sequence.",
-        buckets=TTFT_EDGES_S,
-        unit="s",
-    ),
-    MetricSpec(
-        name="vllm:e2e_request_latency_seconds",
-        type="histogram",
-        help="HTTP request read to last byte written, of sequences that ended as stop or length.",
-        buckets=LATENCY_EDGES_S,
-        unit="s",
-    ),
-    MetricSpec(
-        name="vllm:prompt_tokens_total",
-        type="counter",
-        help="Prompt tokens of sequences whose prompt was computed, cached ones included.",
-        unit="tokens",
-    ),
-    MetricSpec(
-        name="vllm:generation_tokens_total",
-        type="counter",
-        help="Tokens sampled and kept.",
-        unit="tokens",
-    ),
-    MetricSpec(
-        name="vllm:request_success_total",
-        type="counter",
-        help="Sequences that ended, by how, in vLLM's words.",
-        labels=("finished_reason",),
-    ),
-    MetricSpec(
-        name="vllm:num_preemptions_total",
-        type="counter",
-        help="Times a sequence lost its KV blocks.",
-    ),
-    MetricSpec(
-        name="iterscope_iterations_total",
-        type="counter",
-        help="Iterations on record.",
-    ),
-    MetricSpec(
-        name="iterscope_admission_stops_total",
-        type="counter",
-        help="Iterations by the check that ended admission.",
-        labels=("reason",),
-    ),
-    MetricSpec(
-        name="iterscope_requests_accepted_total",
-        type="counter",
-        help="Sequences accepted into the queue; always ended + running + waiting.",
-    ),
-    MetricSpec(
-        name="iterscope_requests_ended_total",
-        type="counter",
-        help="Sequences that ended, by how; unknown are ends that this fold was too slow for.",
-        labels=("finish",),
-    ),
-    MetricSpec(
-        name="iterscope_requests_rejected_total",
-        type="counter",
-        help="Requests refused before the queue.",
-        labels=("reason",),
-    ),
-    MetricSpec(
-        name="iterscope_faults_total",
-        type="counter",
-        help="Faults on record.",
-    ),
-    MetricSpec(
-        name="iterscope_telemetry_lost_total",
-        type="counter",
-        help="Records that a reader was too slow for; engine: iterations it dropped itself.",
-        labels=("reader",),
-    ),
-    MetricSpec(
-        name="iterscope_telemetry_readers",
-        type="gauge",
-        help="Open readers of the record.",
-        labels=("reader",),
-    ),
-    MetricSpec(
-        name="iterscope_history_degraded",
-        type="gauge",
-        help="1 when history should be kept and is not.",
-    ),
-    MetricSpec(
-        name="iterscope_history_bytes",
-        type="gauge",
-        help="Size of the history's files.",
-        unit="bytes",
-    ),
-    MetricSpec(
-        name="iterscope_history_rows",
-        type="gauge",
-        help="Rows of all tables that the history holds.",
-    ),
-    MetricSpec(
-        name="iterscope_history_segments",
-        type="gauge",
-        help="Closed segment files of the history.",
-    ),
-    MetricSpec(
-        name="iterscope_history_lag_seconds",
-        type="gauge",
-        help="Time since the last rotation: the live file alone holds what came since.",
-        unit="s",
-    ),
-    MetricSpec(
-        name="iterscope_history_lost_total",
-        type="counter",
-        help="Records of this run that its history does not hold.",
-    ),
-)
 
 VLLM_REASONS = MappingProxyType(
     {"stop": "stop", "length": "length", "cancelled": "abort", "error": "error"}
@@ -201,8 +43,6 @@ VLLM_REASONS = MappingProxyType(
 NO_LOSSES = MappingProxyType({"engine": 0, "history": 0, "metrics": 0, "stream": 0})
 """Where records may be lost: each is shown as 0 before the first."""
 
-LabelValues = tuple[str, ...]
-Values = Mapping[LabelValues, float | Histogram]
 NO_SOURCES: Mapping[str, Callable[[], float]] = MappingProxyType({})
 
 
@@ -275,6 +115,7 @@ class Metrics:
             "vllm:num_requests_running": {(): fold.running},
             "vllm:num_requests_waiting": {(): fold.waiting},
             "vllm:kv_cache_usage_perc": {(): fold.kv_usage},
+            "vllm:gpu_cache_usage_perc": {(): fold.kv_usage},
             "vllm:time_to_first_token_seconds": {(): fold.ttft_s},
             "vllm:e2e_request_latency_seconds": {(): fold.e2e_s},
             "vllm:prompt_tokens_total": {(): fold.prompt_tokens},
@@ -284,16 +125,17 @@ class Metrics:
             },
             "vllm:num_preemptions_total": {(): fold.preemptions},
             "iterscope_iterations_total": {(): fold.iterations},
-            "iterscope_admission_stops_total": _labelled(fold.stops_by_reason),
+            "iterscope_admission_stops_total": labelled(fold.stops_by_reason),
             "iterscope_requests_accepted_total": {(): fold.accepted},
-            "iterscope_requests_ended_total": _labelled(
+            "iterscope_requests_ended_total": labelled(
                 fold.ends_by_finish | {"unknown": fold.ends_unknown}
             ),
-            "iterscope_requests_rejected_total": _labelled(fold.rejections_by_reason),
+            "iterscope_requests_rejected_total": labelled(fold.rejections_by_reason),
             "iterscope_faults_total": {(): fold.faults},
-            "iterscope_telemetry_lost_total": _labelled(lost),
-            "iterscope_telemetry_readers": _labelled(self._bus.readers()),
+            "iterscope_telemetry_lost_total": labelled(lost),
+            "iterscope_telemetry_readers": labelled(self._bus.readers()),
         }
+        values |= fold.steps.values(fold.run, kv_used=fold.kv_used) | fold.requests.values()
         if fold.run is not None:
             run = fold.run
             cache = (str(run.block_tokens), str(run.kv_blocks_total), run.dtype)
@@ -317,10 +159,6 @@ class Metrics:
             assert not isinstance(value, Histogram)
             family.add_metric((*self._base, *extra), value)
         return family
-
-
-def _labelled(counts: Mapping[str, int]) -> dict[LabelValues, float | Histogram]:
-    return {(label,): count for label, count in counts.items()}
 
 
 def _cumulative(histogram: Histogram) -> list[tuple[str, float]]:

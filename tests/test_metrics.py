@@ -15,7 +15,9 @@ from hypothesis import strategies as st
 
 from telemetry.bus import Bus
 from telemetry.fold import Fold
-from telemetry.metrics import BASE_LABELS, LATENCY_EDGES_S, METRICS, TTFT_EDGES_S, Metrics
+from telemetry.metric_spec import BASE_LABELS, LATENCY_EDGES_S, TTFT_EDGES_S
+from telemetry.metric_table import METRICS
+from telemetry.metrics import Metrics
 from telemetry.records import ADMISSION_STOPS, FINISHES, REJECTION_REASONS
 from tests import samples
 
