@@ -22,6 +22,7 @@ import { TryPage } from './try/page.js';
 import { Mine, TryIt, isLoopback } from './try/box.js';
 import { View } from './score/view.js';
 
+const HIDDEN_MS = 30_000; // so long out of sight, and the stream is let go
 const byId = (id) => document.getElementById(id);
 const STREAM = new URL('../telemetry/stream', import.meta.url);
 STREAM.searchParams.set('kinds', RECORD_KINDS.join(','));
@@ -72,7 +73,20 @@ class App {
     byId('theme').addEventListener('click', () => this.flip());
     byId('help').addEventListener('click', () => this.help.toggle());
     addEventListener('hashchange', () => this.router.show(this.colours));
+    document.addEventListener('visibilitychange', () => this.seen(!document.hidden));
     bindKeys(this);
+  }
+
+  // Out of sight for a while, the page sleeps; seen again, it goes on where it was.
+  seen(visible) {
+    clearTimeout(this.sleepy);
+    if (!visible) this.sleepy = setTimeout(() => this.sleep(), HIDDEN_MS);
+    else this.source.wake();
+  }
+
+  sleep() {
+    this.store.asleep = true;
+    this.source.sleep();
   }
 
   // The table of pages; the first one is shown where the address names none.
@@ -170,6 +184,7 @@ class App {
       this.view.clear();
     }
     store.ingest(kind, record, runId);
+    if (kind === 'iteration') store.asleep = false;
     if (anew) this.live.anew();
     if (kind === 'iteration') this.clock.note(record.end_at_ns, now_ms);
     if (kind === 'hello' || kind === 'run') this.describe();

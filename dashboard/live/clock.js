@@ -5,6 +5,8 @@
 
 const WINDOW_MS = 5000;
 const DELAY_NS = 120e6; // records come 10 to 20 times a second: drawn this late they glide
+const JUMP_NS = 2e9; // records so late, and none earlier, for a second: one of the clocks jumped
+const JUMP_MS = 1000;
 const REST_NS = 600e6; // room kept right of the last column when nothing runs
 
 export class Clock {
@@ -16,17 +18,35 @@ export class Clock {
     this.best = Infinity;
     this.before = Infinity;
     this.windowAt = -Infinity;
+    this.jumpedAt = null; // since when every record was late, and by how much at least
+    this.jumped = Infinity;
     this.heardMs = 0;
   }
 
   note(record_ns, now_ms) {
     const distance = now_ms * 1e6 - record_ns;
+    if (this.jump(distance, now_ms)) return;
     if (now_ms - this.windowAt > WINDOW_MS) {
       this.before = this.best;
       this.best = distance;
       this.windowAt = now_ms;
     }
     this.best = Math.min(this.best, distance);
+  }
+
+  // A machine that slept, or a server that stood still: the old distance holds no longer.
+  jump(distance, now_ms) {
+    if (!this.known || distance - Math.min(this.best, this.before) < JUMP_NS) {
+      this.jumpedAt = null;
+      return false;
+    }
+    this.jumped = this.jumpedAt === null ? distance : Math.min(this.jumped, distance);
+    this.jumpedAt ??= now_ms;
+    if (now_ms - this.jumpedAt < JUMP_MS) return true;
+    this.best = this.before = this.jumped;
+    this.windowAt = now_ms;
+    this.jumpedAt = null;
+    return true;
   }
 
   // Any event, a record or not: the link is alive.

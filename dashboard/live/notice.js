@@ -55,7 +55,7 @@ function down(store) {
 }
 
 function lost(store) {
-  const { lostHere, lostAtSource, lostUnknown } = store;
+  const { lostHere, lostAsleep, lostAtSource, lostUnknown } = store;
   const hatched = 'The gap is hatched in every track.';
   if (lostUnknown) {
     return {
@@ -67,7 +67,10 @@ function lost(store) {
   }
   if (!lostHere && !lostAtSource) return null;
   const parts = [];
-  if (lostHere) parts.push('This page read too slowly or was away too long; the history has them.');
+  const awake = lostHere - lostAsleep;
+  if (lostAsleep) parts.push(`${int(lostAsleep)} came while nobody looked at this tab.`);
+  if (awake) parts.push('This page read too slowly or was away too long.');
+  if (lostHere) parts.push('The history has them.');
   if (lostAtSource) {
     parts.push(`${plural(lostAtSource, 'iteration')} never left the engine: nobody has them.`);
   }

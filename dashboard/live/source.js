@@ -29,6 +29,7 @@ export class Source {
     this.runId = null;
     this.seq = -1;
     this.attempt = 0;
+    this.asleep = false;
     this.duplicates = 0;
     this.state = 'connecting';
   }
@@ -49,6 +50,19 @@ export class Source {
     this.timers.clearTimeout(this.timer);
     if (this.stream) this.stream.close();
     this.stream = null;
+  }
+
+  // A tab that nobody sees gives its connection back: a browser has six a server, for all tabs.
+  sleep() {
+    this.asleep = true;
+    this.close();
+  }
+
+  wake() {
+    if (!this.asleep) return;
+    this.asleep = false;
+    this.become('connecting');
+    this.retryNow();
   }
 
   retryNow() {

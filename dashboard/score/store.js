@@ -46,6 +46,8 @@ export class Store {
     this.slo = null;
     this.openedSecond = null; // the first second this page has records of
     this.lostHere = 0; // records that this page missed; the history has them
+    this.lostAsleep = 0; // of those, while nobody looked and the page had let go of its stream
+    this.asleep = false;
     this.lostAtSource = 0; // iterations that the engine dropped; nobody has them
     this.lostUnknown = false;
     this.holeNext = false;
@@ -85,6 +87,7 @@ export class Store {
 
   lose({ count }) {
     this.lostHere += count;
+    if (this.asleep) this.lostAsleep += count;
     this.holeNext = true;
   }
 

@@ -157,7 +157,7 @@ test('losses are told exactly, and whether anybody has the records', () => {
   const store = stored();
   store.ingest('lost', { from: 1, to: 33, count: 33 });
   assert.equal(notice(store, 'live').head, '33 records lost');
-  assert.match(notice(store, 'live').body, /the history has them/);
+  assert.match(notice(store, 'live').body, /too slowly.*The history has them/);
   store.ingest('iteration', iteration(2, { lost_before: 2 }));
   assert.equal(notice(store, 'live').head, '35 records lost');
   assert.match(notice(store, 'live').body, /2 iterations never left the engine/);
@@ -202,4 +202,13 @@ test('the server’s time is learned from the record that was fastest', () => {
   assert.equal(busy, 4.1e9 - 120e6, 'while something runs, time goes on');
   const idle = clock.edgeNs(8105, 1.2e9, false);
   assert.equal(idle, 1.2e9 + 600e6, 'when nothing runs, the picture rests');
+});
+
+test('after a jump of a clock the server’s time is learned anew within a second', () => {
+  const clock = new Clock();
+  for (let i = 0; i < 10; i++) clock.note(i * 1e8, 5000 + i * 100);
+  for (let i = 0; i <= 11; i++) clock.note(1e9 + i * 1e8, 66_000 + i * 100); // a minute is gone
+  assert.equal(clock.nowNs(67_200), 2.2e9);
+  clock.note(9e9, 67_300); // and back: no record is early
+  assert.equal(clock.nowNs(67_300), 9e9);
 });

@@ -1,0 +1,290 @@
+"""The Live view against the record: what it drew, what it missed, and what it says of that.
+
+Owns the proofs on a real server and a real browser that marks are rows, that a loss is told to the
+record, and that cuts, sleep, a killed engine and a server that came back double and leave nothing.
+"""
+
+import os
+import re
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from playwright.sync_api import Browser, Page, expect
+
+from tests import tiny
+from tests.browser import chromium, watched_page
+from tests.servers import Server, engine_pid, serving, wait
+
+WAIT_S = 30.0
+STEPS = """() => {
+    const {columns: c} = iterscope.store, steps = [];
+    for (let i = c.first; i < c.count; i++) steps.push(c.step[c.slot(i)]);
+    return steps;
+}"""
+DRAWN = """async ([from_ns, to_ns]) => {
+    // Shows the window whole, and counts what reaches a canvas, each column once.
+    const {store, view, live: {score}} = iterscope, {columns: c} = store;
+    const {track} = score.lanes, paint = track.paint, seen = new Set();
+    const kinds = ['prefill', 'decode', 'recompute'];
+    const count = {prefill: 0, decode: 0, recompute: 0, first: 0, ended: 0};
+    track.paint = (ctx, index, box) => {
+        paint(ctx, index, box);
+        if (seen.has(index)) return;
+        seen.add(index);
+        for (let k = 0; k < c.ops(index); k++) {
+            const op = c.op(index, k), kind = c.opKind[op];
+            if (c.opLane[op] < 0) continue;
+            if (kind < 3) count[kinds[kind]]++;
+            if (kind === 18) count.first++;
+            if (kind === 19 || kind === 20 || kind === 22) count.ended++;
+        }
+    };
+    while (view.zoom(0.8));
+    for (let at = from_ns; at < to_ns; at += view.width / view.scale * 5e8) {
+        view.centre(at);
+        score.redraw();
+        await new Promise(requestAnimationFrame);
+        await new Promise(requestAnimationFrame);
+    }
+    view.centre(to_ns);
+    score.redraw();
+    await new Promise(requestAnimationFrame);
+    await new Promise(requestAnimationFrame);
+    track.paint = paint;
+    return count;
+}"""
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.write(tmp_path_factory.mktemp("live") / "tiny")
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with chromium() as browser:
+        yield browser
+
+
+@contextmanager
+def opened(browser: Browser, server: Server) -> Iterator[Page]:
+    """Open the page; it must have said, raised and violated nothing when it is left."""
+    with watched_page(browser) as page:
+        page.goto(f"{server.url}/dashboard/")
+        expect(page.locator("#link")).to_contain_text("live")
+        yield page
+
+
+def complete(server: Server, prompt: str, *, max_tokens: int) -> None:
+    model = server.get("/v1/models").json()["data"][0]["id"]
+    body = {"model": model, "prompt": prompt, "max_tokens": max_tokens, "ignore_eos": True}
+    httpx.post(f"{server.url}/v1/completions", json=body, timeout=WAIT_S)
+
+
+def together(server: Server, count: int, *, max_tokens: int) -> None:
+    """Send so many at once and wait for all."""
+    threads = [
+        threading.Thread(
+            target=complete,
+            args=(server, "words " * (3 * i + 1)),
+            kwargs={"max_tokens": max_tokens},
+        )
+        for i in range(count)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(WAIT_S)
+
+
+def until(page: Page, truth: str) -> None:
+    wait(lambda: page.evaluate(truth), WAIT_S)
+
+
+def sql(server: Server, query: str) -> list[list[Any]]:
+    answer = httpx.post(f"{server.url}/telemetry/sql", json={"sql": query}, timeout=20)
+    assert answer.status_code == 200, answer.text
+    rows: list[list[Any]] = answer.json()["rows"]
+    return rows
+
+
+def newest_step(server: Server) -> int:
+    [[step]] = sql(server, "select max(step) from iteration")
+    return int(step)
+
+
+def wait_newest(page: Page, server: Server) -> None:
+    """Wait until the page has the newest iteration that there is."""
+    step = newest_step(server)
+    until(page, f"(({STEPS})().at(-1) ?? 0) >= {step}")
+
+
+def head(server: Server) -> int:
+    """Return how many records this run has published."""
+    with httpx.stream("GET", f"{server.url}/telemetry/stream", timeout=WAIT_S) as answer:
+        line = next(line for line in answer.iter_lines() if line.startswith("id:"))
+    return int(line.rpartition(".")[2])
+
+
+def test_what_is_drawn_is_what_sql_has_also_from_before_the_page_was_opened(
+    browser: Browser, model: Path, tmp_path: Path
+) -> None:
+    flags = ("--history", str(tmp_path / "history"), "--max-num-seqs", "3")
+    with serving(tmp_path, model, *flags) as server:
+        together(server, 4, max_tokens=12)
+        with opened(browser, server) as page:
+            wait_newest(page, server)
+            together(server, 5, max_tokens=12)
+            wait_newest(page, server)
+            until(page, "iterscope.store.ended.length === 9")
+            [[first, last]] = sql(server, "select min(begin_at_ns), max(end_at_ns) from iteration")
+            drawn = page.evaluate(DRAWN, [first, last])
+            rows = dict(sql(server, "select kind, count(*) from slice group by kind"))
+            for kind in ("prefill", "decode", "recompute"):
+                assert drawn[kind] == rows.get(kind, 0), kind
+            [[ended, firsts]] = sql(
+                server, "select count(*), count(first_token_at_ns) from request_end"
+            )
+            assert (drawn["ended"], drawn["first"]) == (ended, firsts) == (9, 9)
+            assert page.evaluate("iterscope.store.lostHere") == 0
+
+
+def test_a_loss_is_told_to_the_record_and_dismissed(
+    browser: Browser, model: Path, tmp_path: Path
+) -> None:
+    ring = 16
+    with (
+        serving(tmp_path, model, "--ring-records", str(ring)) as server,
+        opened(browser, server) as page,
+    ):
+        complete(server, "before", max_tokens=4)
+        until(page, "iterscope.store.ended.length === 1")
+        wait(lambda: page.evaluate("iterscope.source.seq") == head(server), WAIT_S)
+        page.evaluate("iterscope.source.close()")
+        at = page.evaluate("iterscope.source.seq")
+        complete(server, "while it is away", max_tokens=60)
+        server.wait_idle()
+        lost = head(server) - ring - at
+        assert lost > 20
+        page.evaluate("iterscope.source.open()")
+        banner = page.locator("#banner")
+        expect(banner).to_contain_text(f"{lost} records lost")
+        expect(page.locator("#link")).to_contain_text(f"{lost} lost")
+        assert page.evaluate("iterscope.store.lostHere") == lost
+        assert page.evaluate("iterscope.source.seq - iterscope.store.lostHere") == at + ring
+        page.get_by_role("button", name="Dismiss").click()
+        expect(banner).to_be_hidden()
+        complete(server, "after", max_tokens=4)
+        until(page, "!iterscope.store.live.size")
+        expect(banner).to_be_hidden()
+
+
+def test_cuts_and_a_sleep_double_and_miss_nothing(
+    browser: Browser, model: Path, tmp_path: Path
+) -> None:
+    """Reported of others: a page that reconnects gets all again and shows each tick twice."""
+    history = ("--history", str(tmp_path / "history"))
+    with serving(tmp_path, model, *history) as server, opened(browser, server) as page:
+        for _ in range(3):
+            complete(server, "a cut follows", max_tokens=6)
+            page.evaluate("iterscope.source.close()")
+            complete(server, "while it is cut", max_tokens=6)
+            page.evaluate("iterscope.source.open()")
+        page.evaluate("iterscope.sleep()")
+        complete(server, "while it sleeps", max_tokens=30)
+        page.evaluate("iterscope.seen(true)")
+        expect(page.locator("#link")).to_contain_text("live")
+        page.evaluate("() => {const t = performance.now(); while (performance.now() < t + 500);}")
+        complete(server, "awake", max_tokens=6)
+        wait_newest(page, server)
+        steps = page.evaluate(STEPS)
+        assert steps == [row[0] for row in sql(server, "select step from iteration order by 1")]
+        until(page, "!iterscope.store.live.size")
+        ended = "iterscope.store.ended.map((r) => [r.id, r.output])"
+        assert page.evaluate(ended) == sql(
+            server, "select request, output_tokens from request_end order by seq"
+        )
+        expect(page.locator("#link")).to_contain_text("0 lost")
+        until(page, "Math.abs(iterscope.view.right - iterscope.store.columns.newestNs) < 3e9")
+
+
+def test_a_killed_engine_leaves_nobody_waiting_on_the_page(
+    browser: Browser, model: Path, tmp_path: Path
+) -> None:
+    with (
+        serving(tmp_path, model, "--max-num-seqs", "1") as server,
+        opened(browser, server) as page,
+    ):
+        crowd = threading.Thread(target=together, args=(server, 24), kwargs={"max_tokens": 400})
+        crowd.start()
+        waiting = page.locator(".panel", has_text="Waiting")
+        until(page, "iterscope.store.present().waiting > 14")
+        expect(page.locator(".beyond")).to_contain_text("more wait")
+        expect(waiting).to_contain_text("rows full")
+        os.kill(engine_pid(server), signal.SIGKILL)
+        crowd.join(WAIT_S)
+        expect(waiting).to_contain_text("Nobody waits")
+        expect(page.locator(".beyond")).to_be_hidden()
+        expect(page.locator(".number", has_text="Queue")).to_contain_text(re.compile("0 *waiting"))
+        until(page, "iterscope.store.engines > 0 && !iterscope.store.fault")
+        expect(page.locator("#banner")).to_be_hidden()
+        complete(server, "a new engine", max_tokens=4)
+        until(page, "iterscope.store.ended.at(-1)?.output === 4")
+
+
+def test_a_server_that_comes_back_leaves_nothing_of_the_old_run_on_the_page(
+    browser: Browser, model: Path, tmp_path: Path
+) -> None:
+    with serving(tmp_path, model, "--max-num-seqs", "1") as server, opened(browser, server) as page:
+        crowd = threading.Thread(target=attempt, args=(server, 24))
+        crowd.start()
+        expect(page.locator(".beyond")).to_contain_text("more wait")
+        server.stop(signal.SIGKILL)
+        crowd.join(WAIT_S)
+        expect(page.locator(".verdict")).to_contain_text("Unknown")
+        port = server.url.rpartition(":")[2]
+        with serving(tmp_path, model, "--port", port) as again:
+            until(page, "iterscope.store.run !== null && iterscope.store.restarts === 1")
+            expect(page.locator(".beyond")).to_be_hidden()
+            expect(page.locator(".waiter:visible")).to_have_count(0)
+            complete(again, "after", max_tokens=4)
+            until(page, "iterscope.store.ended.length === 1")
+            assert page.evaluate(STEPS)[0] == 1
+
+
+def attempt(server: Server, count: int) -> None:
+    """Send a crowd to a server that will be killed."""
+
+    def send(number: int) -> None:
+        try:
+            complete(server, "words " * number, max_tokens=400)
+        except httpx.TransportError:
+            return  # the server was killed
+
+    threads = [threading.Thread(target=send, args=(i,)) for i in range(1, count + 1)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(WAIT_S)
+
+
+def test_a_clock_that_is_wrong_by_a_day_changes_nothing(
+    browser: Browser, model: Path, tmp_path: Path
+) -> None:
+    with serving(tmp_path, model) as server:
+        context = browser.new_context(viewport={"width": 1280, "height": 800})
+        page = context.new_page()
+        page.add_init_script("const now = Date.now; Date.now = () => now() + 86_400_000;")
+        page.goto(f"{server.url}/dashboard/")
+        expect(page.locator("#link")).to_contain_text("live")
+        together(server, 3, max_tokens=20)
+        until(page, "iterscope.store.ended.length === 3")
+        until(page, "Math.abs(iterscope.view.right - iterscope.store.columns.newestNs) < 3e9")
+        expect(page.locator(".number", has_text="Ended")).to_contain_text(re.compile("3 *in"))
+        context.close()
