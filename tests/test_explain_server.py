@@ -22,7 +22,7 @@ import pytest
 
 from tests import tiny
 from tests.api import HELLO, complete, events, ids, in_flight, post, raw_request
-from tests.servers import Server, engine_pid, serving
+from tests.servers import Server, engine_pid, serving, wait
 
 ITERSCOPE = str(Path(sys.executable).parent / "iterscope")
 TOKENS = {"ignore_eos": True, "temperature": 0}
@@ -327,8 +327,8 @@ def test_after_the_server_is_gone_the_history_explains_alike(server: Server) -> 
     names = [
         complete(server, {"prompt": ids(9), "max_tokens": 5, **TOKENS})["id"] for _ in range(2)
     ]
+    assert all(told(server, name) for name in names), "its receipt comes with its causes"
     before = {name: explained(server, name) for name in names}
-    assert told(server, names[-1])
     assert server.stop() == 0
     folder = server.log_file.parent / "history"
     for name in names:
@@ -338,3 +338,27 @@ def test_after_the_server_is_gone_the_history_explains_alike(server: Server) -> 
             check=True,
         )
         assert json.loads(shown.stdout) == before[name]
+
+
+def test_a_request_of_a_killed_server_is_lost_and_not_running(tmp_path: Path) -> None:
+    """kill -9: its folder has a start and no end, until a next server writes one."""
+    folder = tmp_path / "history"
+    model = tiny.write(tmp_path / "model")
+    with serving(tmp_path, model, "--history", str(folder)) as killed:
+        body = {"prompt": ids(8), "max_tokens": 1500, "ignore_eos": True}
+        with raw_request(killed, body, **{"X-Request-Id": "cut-off"}):
+            killed.wait(lambda: in_flight(killed))
+            killed.wait(lambda: ask(killed, "SELECT 1 FROM iteration WHERE decode_tokens > 0"))
+            killed.stop(signal.SIGKILL)
+    arguments = [ITERSCOPE, "explain", "cut-off", "--history", str(folder)]
+
+    def lost() -> bytes:
+        return subprocess.run(arguments, capture_output=True, check=False).stdout
+
+    shown = wait(lost, 20)
+    assert b": lost, " in shown
+    assert b"error: server lost" in shown
+    body = json.loads(
+        subprocess.run([*arguments, "--json"], capture_output=True, check=True).stdout
+    )
+    assert (body["state"], body["finish"]) == ("lost", None)
