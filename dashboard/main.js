@@ -26,6 +26,7 @@ const HIDDEN_MS = 30_000; // so long out of sight, and the stream is let go
 const byId = (id) => document.getElementById(id);
 const STREAM = new URL('../telemetry/stream', import.meta.url);
 STREAM.searchParams.set('kinds', RECORD_KINDS.join(','));
+STREAM.searchParams.set('hz', '20');
 STREAM.searchParams.set('past', '100000'); // what the server's ring still holds
 
 function write(hash, replaces) {

@@ -214,6 +214,26 @@ def test_cuts_and_a_sleep_double_and_miss_nothing(
         until(page, "Math.abs(iterscope.view.right - iterscope.store.columns.newestNs) < 3e9")
 
 
+def test_seven_tabs_of_one_browser_have_room(browser: Browser, model: Path, tmp_path: Path) -> None:
+    """Reported of others: a browser has six connections a server, and a stream holds one."""
+    with serving(tmp_path, model) as server:
+        context = browser.new_context(viewport={"width": 1280, "height": 800})
+        tabs = []
+        for _ in range(7):
+            page = context.new_page()
+            page.goto(f"{server.url}/dashboard/")
+            expect(page.locator("#link")).to_contain_text("live")
+            tabs.append(page)
+            if len(tabs) < 7:
+                page.evaluate("iterscope.sleep()")  # as when it is out of sight for a while
+        complete(server, "for all tabs", max_tokens=8)
+        until(tabs[-1], "iterscope.store.ended.length === 1")
+        tabs[-1].evaluate("iterscope.sleep()")
+        tabs[0].evaluate("iterscope.seen(true)")
+        until(tabs[0], "iterscope.store.ended.length === 1")
+        context.close()
+
+
 def test_a_killed_engine_leaves_nobody_waiting_on_the_page(
     browser: Browser, model: Path, tmp_path: Path
 ) -> None:

@@ -15,6 +15,7 @@ import { Overview } from './overview.js';
 import { toolbar, tracks } from './stage.js';
 
 const NOBODY = Object.freeze({ has: () => false });
+const BEFORE_PX = 190; // room for the words
 const EDGE_PX = 40; // the keyboard's cursor is kept so far inside
 
 export class Score {
@@ -179,7 +180,7 @@ export class Score {
     this.lanes.drawGutter(null, null);
     this.lanes.label();
     this.lanes.light(null);
-    this.stage.beyond.hidden = true;
+    this.stage.beyond.hidden = this.stage.before.hidden = true;
     for (const part of [this.overview, this.axis]) part.clear();
   }
 
@@ -196,6 +197,7 @@ export class Score {
       this.lanes.track.frame(this.store.columns);
       this.bands.frame(this.store.columns);
       this.cursor();
+      this.opening();
       this.axis.slide();
     }
     let job = null;
@@ -221,6 +223,17 @@ export class Score {
     stage.hair.style.transform = `translateX(${Math.round(x0)}px)`;
     stage.hair.style.width = Math.max(1, x1 - x0) + 'px';
     write(stage.hairText, timeOfDay(columns.end_at_ns[s], store.run.started_unix_us, 3));
+  }
+
+  // Left of the oldest column there is nothing to draw here, which is not to say nothing happened.
+  opening() {
+    const { view, stage, store } = this,
+      { columns } = store;
+    const x = view.x(columns.begin_at_ns[columns.slot(columns.first)]);
+    if (stage.before.hidden !== x < 1) stage.before.hidden = x < 1;
+    if (x < 1) return;
+    stage.before.style.width = Math.min(view.width, x) + 'px';
+    write(stage.before.firstChild, x > BEFORE_PX ? 'no records here from before' : '');
   }
 
   // The iteration shown, and whether it is one of the past: {index, past}.

@@ -88,6 +88,7 @@ export function tracks() {
   const hairText = make('b');
   const parts = {
     hair: make('div', { class: 'hair', hidden: true }, hairText),
+    before: make('div', { class: 'before', hidden: true }, make('span')),
     gone: make('div', { class: 'gone', hidden: true, text: 'no data' }),
     pill: make('div', { class: 'pill', hidden: true }),
     beyond: make('div', { class: 'beyond', hidden: true }),
