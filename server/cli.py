@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable
 from importlib import import_module
 from importlib.metadata import version
+from pathlib import Path
 from types import MappingProxyType
 
 from engine.config import ConfigError
@@ -105,10 +106,22 @@ def _serve(flags: argparse.Namespace) -> int:
             asyncio.Runner(loop_factory=uvloop.new_event_loop) as run,
         ):
             keys = read_keys(config)
+            _check_history(config.telemetry.history)
             run.run(serve(config, load_model(config), listening, keys))
     except (StartError, DemoError) as error:
         return _refuse(str(error))
     return 0
+
+
+def _check_history(folder: str | None) -> None:
+    """Refuse to start over a folder that can never hold a history."""
+    from telemetry.database import HistoryUnavailable, check_place  # noqa: PLC0415
+
+    if folder is not None:
+        try:
+            check_place(Path(folder).expanduser())
+        except HistoryUnavailable as error:
+            raise ConfigError(f"--history: {error} (--no-history keeps none)") from error
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ from telemetry.explain_case import case_from_history
 from telemetry.explanation import explain
 
 ANSWER_S = 60.0
+LOST = "server lost: it ended without a word, and the record ends here"
 
 
 def add_explain_flags(parser: argparse.ArgumentParser) -> None:
@@ -53,7 +54,12 @@ def _explained(source: Source, asked: str) -> dict[str, Any] | None:
     if source.url is not None:
         return _ask_server(source.url, source.api_key, asked)
     case = case_from_history(source.ask, asked)
-    return None if case is None else explain(case)
+    if case is None:
+        return None
+    body = explain(case)
+    if source.abandoned and case.end is None:
+        body |= {"state": "lost", "error": LOST}
+    return body
 
 
 def _ask_server(url: str, api_key: str | None, asked: str) -> dict[str, Any] | None:

@@ -35,7 +35,7 @@ def _head(body: Facts) -> Iterator[str]:
     state = body["state"]
     if body["finish"]:
         state = body["finish"] + (f" by {body['cancel_cause']}" if body["cancel_cause"] else "")
-    so_far = "" if body["finish"] else " so far"
+    so_far = "" if body["finish"] else " on record" if state == "lost" else " so far"
     yield f"{printable(body['request_id'])}{named}: {state}, {_ms(body['e2e_ms'])} ms{so_far}"
     parts = [f"prompt {_tokens(body['prompt_tokens'])}"]
     if body["cached_tokens"]:

@@ -7,7 +7,7 @@ costs a plain request some microseconds.
 
 import posixpath
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from starlette.responses import RedirectResponse, Response
@@ -37,6 +37,9 @@ TENANT_PATHS = frozenset(
     }
 )
 """What a key with a tenant opens; the rest tells of other tenants' requests, if not their text."""
+
+SINGLE = frozenset({b"host", b"origin", b"authorization", b"sec-fetch-site", b"x-tenant"})
+"""Headers that decide something: of two, a proxy may have looked at the other one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,9 +77,10 @@ class Gate:
             await self._app(scope, receive, send)
             return
         headers: dict[bytes, bytes] = dict(scope["headers"])
-        if b"origin" in headers:
+        twice = len(headers) < len(scope["headers"]) and _twice(scope["headers"])
+        if b"origin" in headers and not twice:
             send = _with_headers(send, self._checks.origins.cors(headers))
-        refusal = self._refusal(scope, headers)
+        refusal = error_response(twice) if twice else self._refusal(scope, headers)
         if refusal is not None:
             await refusal(scope, receive, send)
             return
@@ -128,6 +132,18 @@ def error_response(error: ApiError) -> Response:
     return Response(
         error.body(), error.status, media_type="application/json", headers=dict(error.headers)
     )
+
+
+def _twice(headers: Iterable[tuple[bytes, bytes]]) -> ApiError | None:
+    """Return the refusal of a request in which a header that decides stands twice."""
+    seen: set[bytes] = set()
+    for name, _ in headers:
+        if name in SINGLE:
+            if name in seen:
+                shown = name.decode()
+                return ApiError(400, f"the header {shown} stands twice", code="header_twice")
+            seen.add(name)
+    return None
 
 
 def _is_open(path: str) -> bool:

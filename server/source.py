@@ -8,7 +8,7 @@ reads.
 
 import argparse
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -26,6 +26,9 @@ from telemetry.wire import OpenFile, OpenFolder, Opening, question
 CONNECT_S = 5.0
 ANSWER_S = 120.0
 """A server says itself when a query took too long; only one that is gone says nothing."""
+
+DUCKDB_MAGIC, DUCKDB_MAGIC_AT = b"DUCK", 8
+"""How every DuckDB file begins, behind a checksum."""
 
 OFFLINE_DEADLINE_S = 60.0
 """Of a query over files: it takes nobody's time but its user's."""
@@ -45,6 +48,7 @@ class NoAnswer(Exception):
 class Source:
     """One place to ask. `name` is for people, `url` the server's address if one answers.
 
+    `abandoned` says that it is a history which no server holds: what runs in it never ended.
     Use it in a `with`, or call `close`.
     """
 
@@ -53,6 +57,7 @@ class Source:
     api_key: str | None
     answer: Ask
     close: Callable[[], None]
+    abandoned: bool = False
 
     def ask(self, sql: str, parameters: Sequence[object] = ()) -> Answer:
         """Answer one SELECT ($1, $2... or ? are the parameters); raises NoAnswer."""
@@ -106,7 +111,9 @@ def server_source(url: str, api_key: str | None = None) -> Source:
 def history_source(folder: Path, api_key: str | None = None) -> Source:
     """Return a history as a source: its files, or the server that holds them."""
     try:
-        return _offline(str(folder), OpenFolder(path=str(folder.resolve())))
+        return replace(
+            _offline(str(folder), OpenFolder(path=str(folder.resolve()))), abandoned=True
+        )
     except SandboxFailed as error:
         if not error.locked:
             raise NoAnswer(str(error)) from error
@@ -118,8 +125,17 @@ def history_source(folder: Path, api_key: str | None = None) -> Source:
 
 def file_source(path: Path) -> Source:
     """Return one recorded file as a source."""
+    if path.is_dir():
+        raise NoAnswer(f"--file {path} is a folder; --history takes one")
     if not path.is_file():
         raise NoAnswer(f"there is no file {path}")
+    try:
+        with path.open("rb") as file:
+            begun = file.read(DUCKDB_MAGIC_AT + len(DUCKDB_MAGIC))
+    except OSError as error:
+        raise NoAnswer(f"--file {path} cannot be read: {error.strerror}") from error
+    if begun[DUCKDB_MAGIC_AT:] != DUCKDB_MAGIC:
+        raise NoAnswer(f"--file {path} is not a DuckDB file, as `iterscope record` writes them")
     try:
         return _offline(str(path), OpenFile(path=str(path.resolve())))
     except SandboxFailed as error:

@@ -81,13 +81,12 @@ def attach(
     connection: duckdb.DuckDBPyConnection, path: Path, alias: str, *, read_only: bool = True
 ) -> None:
     """Attach a file; a new one begins in a format that DuckDB 1.4 reads. Raises duckdb.Error."""
-    options = []
+    options = ["TYPE duckdb"]  # or the library would find a reader for what is something else
     if read_only:
         options.append("READ_ONLY")
     elif not path.exists():
         options.append(STORAGE)
-    tail = f" ({', '.join(options)})" if options else ""
-    connection.execute(f"ATTACH {literal(str(path.resolve()))} AS {alias}{tail}")
+    connection.execute(f"ATTACH {literal(str(path.resolve()))} AS {alias} ({', '.join(options)})")
 
 
 def detach(connection: duckdb.DuckDBPyConnection, alias: str) -> None:

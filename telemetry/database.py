@@ -82,6 +82,15 @@ def open_live(folder: Path, log: logging.Logger) -> duckdb.DuckDBPyConnection:
     return connection
 
 
+def check_place(folder: Path) -> None:
+    """Raise HistoryUnavailable for a folder that can never hold a history, whatever its disk has.
+
+    For a start, which should fail then: one that is full, or held by another server, may be free
+    later, and is no reason not to serve.
+    """
+    _check_folder(folder, folder / FILE_NAME)
+
+
 def _make(connection: duckdb.DuckDBPyConnection, statements: Sequence[str]) -> None:
     """Make tables or views in the attached live file, for good."""
     cursor = connection.cursor()

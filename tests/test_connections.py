@@ -177,6 +177,22 @@ def test_trailers_and_chunk_heads_are_bounded_too(server: Server) -> None:
         assert status_of(rest_of(made)) in (400, 431)
 
 
+@pytest.mark.parametrize("name", ["Host", "Origin", "Authorization", "Sec-Fetch-Site", "X-Tenant"])
+def test_a_header_that_decides_may_not_stand_twice(server: Server, name: str) -> None:
+    """A proxy may have checked the first and we the second; others may stand as often as told."""
+    values = {"Host": "127.0.0.1", "Origin": "http://127.0.0.1", "Sec-Fetch-Site": "same-origin"}
+    line = f"{name}: {values.get(name, 'x')}\r\n".encode()
+    host = HOST if name != "Host" else b""
+    head = b"GET /version HTTP/1.1\r\n" + host + b"Accept: */*\r\nAccept: a/b\r\n"
+    end = b"Connection: close\r\n\r\n"
+    assert status_of(rest_of(connect(server, head + line + end))) == 200
+    told = rest_of(
+        connect(server, head + line + line.replace(name.encode(), name.lower().encode()) + end)
+    )
+    assert status_of(told) == 400
+    assert b"header_twice" in told
+
+
 def test_requests_in_a_row_are_bounded(server: Server) -> None:
     """Pipelined behind a stream, where nobody has asked for them yet."""
     one = b"GET /version HTTP/1.1\r\n" + HOST + b"\r\n"

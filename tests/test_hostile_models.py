@@ -210,6 +210,15 @@ def test_a_cache_that_fits_no_memory_is_one_line(tmp_path: Path) -> None:
     assert "--kv-blocks" in refused([*command(folder), "--kv-blocks", str(2**36)])
 
 
+def test_a_history_that_can_never_be_kept_ends_the_start(tmp_path: Path) -> None:
+    """It names the flag; a full disk or another server's lock would be no reason not to serve."""
+    folder = tiny.write(tmp_path / "model")
+    (tmp_path / "file").write_text("no folder")
+    for place in (tmp_path / "file", tmp_path / "file" / "below", Path("/proc/none")):
+        arguments = [*command(folder), "--history", str(place)]
+        assert f"--history: {place}" in refused(arguments, seconds=4), place
+
+
 # ---- templates
 
 

@@ -117,16 +117,23 @@ def test_the_command_reads_a_file(segment: Path, capsys: pytest.CaptureFixture[s
 def test_a_file_that_is_no_record_says_so(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for name, content in (("garbage", b"x" * 10_000), ("empty", b"")):
+    others = {
+        "garbage": b"x" * 10_000,
+        "empty": b"",
+        "t.csv": b"a,b\n1,2\n",
+        "p.parquet": b"PAR1" * 9,
+    }
+    others |= {"lite.db": b"SQLite format 3\x00" + bytes(200), "cut": b"12345678DUCK"}
+    for name, content in others.items():
         (tmp_path / name).write_bytes(content)
     with duckdb.connect(tmp_path / "other") as other:
         other.execute("CREATE TABLE customers AS SELECT 1 AS id")
     for name, reason in (
-        ("garbage", "cannot be read"),
-        ("empty", "no"),
+        *((name, "is not a DuckDB file") for name in others if name != "cut"),
+        ("cut", "cannot be read"),
         ("other", "not a record"),
         ("missing", "there is no file"),
-        (".", "there is no file"),
+        (".", "is a folder; --history takes one"),
     ):
         assert command("--file", str(tmp_path / name), "SELECT 1") == 1, name
         assert reason in capsys.readouterr().err, name
