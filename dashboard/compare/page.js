@@ -6,7 +6,7 @@ import { ask } from '../api.js';
 import { make, put, write } from '../dom.js';
 import { plural, timeOfDay } from '../format.js';
 import { instantText } from '../post-mortem/address.js';
-import { objects } from '../post-mortem/asker.js';
+import { Asker, objects } from '../post-mortem/asker.js';
 import { RUNS } from '../post-mortem/overview.js';
 import { fileWords } from '../post-mortem/picker.js';
 import { addressOf } from '../router.js';
@@ -24,6 +24,7 @@ export class Compare {
     this.picks = { a: this.pickOf('a'), b: this.pickOf('b') };
     this.names = make('datalist', { id: 'cmp-runs' });
     const swap = make('button', {
+      type: 'button', // Enter in a field compares; it does not swap
       class: 'quiet',
       text: '⇄',
       title: 'Swap the sides',
@@ -218,7 +219,12 @@ export class Compare {
       make('div', { class: 'pm-blank', role: 'status' }, make('p', { text: 'Comparing…' })),
     );
     try {
-      const result = await ask('POST', 'telemetry/diff', bodyOf(this.sides), { signal });
+      const result = await new Asker(ask).again(
+        'POST',
+        'telemetry/diff',
+        bodyOf(this.sides),
+        signal,
+      );
       if (signal.aborted) return;
       this.result = result;
       this.show(result);
