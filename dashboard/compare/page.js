@@ -20,6 +20,7 @@ export class Compare {
     this.app = app;
     this.sides = { a: EMPTY, b: EMPTY };
     this.result = null;
+    this.whole = false; // both pictures are drawn
     this.pictures = { a: new Picture('A'), b: new Picture('B') };
     this.picks = { a: this.pickOf('a'), b: this.pickOf('b') };
     this.names = make('datalist', { id: 'cmp-runs' });
@@ -101,7 +102,9 @@ export class Compare {
   }
 
   leave() {
+    if (this.whole) return;
     this.abort?.abort();
+    this.result = null;
   }
 
   theme(colours) {
@@ -214,6 +217,8 @@ export class Compare {
     this.abort?.abort();
     const { signal } = (this.abort = new AbortController());
     this.result = null;
+    this.whole = false;
+    for (const { open } of Object.values(this.pictures)) open.hidden = true;
     put(
       this.body,
       make('div', { class: 'pm-blank', role: 'status' }, make('p', { text: 'Comparing…' })),
@@ -229,6 +234,7 @@ export class Compare {
       this.result = result;
       this.show(result);
       await this.draw(result, signal);
+      if (!signal.aborted) this.whole = true;
     } catch (error) {
       if (!signal.aborted) this.fail(error);
     }

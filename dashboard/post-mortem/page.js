@@ -25,6 +25,7 @@ export class PostMortem {
     this.state = EMPTY;
     this.runs = [];
     this.queries = null;
+    this.leaving = null;
     this.asker = new Asker(ask);
     this.picker = new Picker(this.pickerActs());
     this.range = new Range({
@@ -75,11 +76,16 @@ export class PostMortem {
   // ---- what the router calls
 
   enter(params) {
+    // The router leaves and enters anew when only the address changed: nothing is to be ended then.
+    const stayed = this.leaving !== null;
+    clearTimeout(this.leaving);
+    this.leaving = null;
     this.entered = true;
     const asked = readAddress(params);
     const same = JSON.stringify(asked) === JSON.stringify(this.state);
-    if (same && this.run && !this.broken) this.present();
-    else this.apply(asked, { replaces: true });
+    if (same && this.run && !this.broken) {
+      if (!stayed) this.present();
+    } else this.apply(asked, { replaces: true });
   }
 
   // The score that keys act on, while it is shown.
@@ -88,10 +94,12 @@ export class PostMortem {
   }
 
   leave() {
-    this.entered = false;
-    this.past.leave();
-    this.console.leave();
-    clearTimeout(this.linting);
+    this.leaving = setTimeout(() => {
+      this.leaving = null;
+      this.entered = false;
+      if (this.past.leave()) this.stale = true;
+      this.console.leave();
+    });
   }
 
   theme(colours) {

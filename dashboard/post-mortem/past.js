@@ -84,8 +84,11 @@ export class Past {
     }
   }
 
+  // Ends what is being read; true if there was anything.
   leave() {
-    this.abort?.abort();
+    const reading = this.element.dataset.state === 'busy';
+    if (reading) this.abort?.abort();
+    return reading;
   }
 
   draw(store, { from_ns, to_ns }) {
