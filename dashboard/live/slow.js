@@ -57,6 +57,7 @@ export function slowStep(store) {
   return {
     level: 'warn',
     head: 'A token came late',
+    ns: found.ns,
     request: read?.[0],
     body:
       `step ${int(columns.step[s])} took ${ms(found.ns)} instead of ${ms(found.usual_ns)} for ` +

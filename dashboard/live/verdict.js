@@ -28,10 +28,13 @@ export function diagnose(store, { link, silent_ns }) {
   if (waiting && (window.kvStops > 0.4 || window.preempted)) return full(store, window);
   const heavy = longPrompt(store, window);
   if (heavy) return heavy;
-  const late = slowStep(store) ?? overObjective(store);
-  if (late) return late;
   const stop = STOPS[columns.stop[s]],
     blocker = columns.blocker[s];
+  const late = slowStep(store) ?? overObjective(store);
+  // Of a late token and a queue, whichever cost somebody more time is said.
+  const since_ns = store.requests.get(blocker)?.arrived_at_ns ?? 0;
+  const waited_ns = waiting ? columns.newestNs - since_ns : 0;
+  if (late?.ns > waited_ns) return late;
   if (waiting && stop === 'seqs') {
     return {
       level: 'warn',
@@ -51,7 +54,7 @@ export function diagnose(store, { link, silent_ns }) {
       body: `${int(waiting)} wait${first}: ${reason(stop)}.`,
     };
   }
-  return healthy(columns, s);
+  return late ?? healthy(columns, s);
 }
 
 const idle = (body) => ({ level: 'idle', head: 'Idle', body });
