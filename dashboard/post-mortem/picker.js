@@ -45,8 +45,6 @@ export class Picker {
         this.upload.value = '';
       },
     });
-    const button = (text, title, onclick) =>
-      make('button', { class: 'quiet', text, title, 'aria-label': title, onclick });
     this.lengths = LENGTHS.map(([us, text]) =>
       make('button', {
         class: 'quiet',
@@ -61,7 +59,13 @@ export class Picker {
       this.lengths,
     );
     this.copied = make('span', { class: 'faint', role: 'status' });
-    this.element = make(
+    this.element = this.row(on);
+  }
+
+  row(on) {
+    const button = (text, title, onclick) =>
+      make('button', { class: 'quiet', text, title, 'aria-label': title, onclick });
+    return make(
       'div',
       { class: 'picker' },
       this.file,

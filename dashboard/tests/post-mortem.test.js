@@ -305,6 +305,9 @@ test('a chart is what the query says, or what the columns look like', () => {
   );
   const bars = chartOf(causes);
   assert.deepEqual([bars.kind, bars.x.length, bars.left_out], ['bars', 24, 6]);
+});
+
+test('numbers against numbers are dots, words are none, instants count as seconds', () => {
   const knee = answer(
     [
       ['b', 'BIGINT'],
