@@ -334,17 +334,12 @@ test('numbers against numbers are dots, words are none, instants count as second
     null,
   );
   assert.equal(chartOf(answer([['a', 'BIGINT']], [[1]])), null);
-  const stamped = answer(
-    [
-      ['at', 'TIMESTAMP'],
-      ['n', 'DOUBLE'],
-    ],
-    [
-      ['1970-01-01T00:00:01', 1],
-      ['1970-01-01T00:00:02', 2],
-    ],
-  );
-  assert.deepEqual(chartOf(stamped).x, [1, 2]);
+  const columns = [
+    ['at', 'TIMESTAMP'],
+    ['n', 'DOUBLE'],
+  ];
+  const stamped = ['1970-01-01T00:00:01', '1970-01-01T00:00:02'].map((at) => [at, 1]);
+  assert.deepEqual(chartOf(answer(columns, stamped)).x, [1, 2]);
 });
 
 // ---- a comparison
