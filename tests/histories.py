@@ -67,7 +67,7 @@ history = History(bus=bus, config=TelemetryConfig(history=sys.argv[1]))
 history.start()
 bus.publish(samples.run())
 step = 0
-while True:
+while sys.stdin.readline():
     for _ in range(20):
         step += 1
         bus.publish(samples.iteration(step, [1, 2, 3]))
@@ -78,11 +78,14 @@ while True:
 
 
 def killed_writer(folder: Path, run_id: str, *, batches: int) -> int:
-    """Run a process that writes, kill it in the middle of its work; return what it had flushed."""
+    """Let a process write so many batches, kill it while it is open; return what it had flushed."""
     command = [sys.executable, "-c", WRITER, str(folder), run_id]
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, cwd=ROOT, stdin=pipe, stdout=pipe, text=True) as process:
+        assert process.stdin is not None
         assert process.stdout is not None
         for _ in range(batches):
+            print(file=process.stdin, flush=True)
             flushed = int(process.stdout.readline())
         process.kill()
     return flushed
