@@ -15,6 +15,7 @@ from server.config import ServerConfig
 from server.demo import fetch_demo_model
 from server.template_process import TemplateProcess
 from server.tokenizer import Tokenizer, build_tokenizer
+from server.tokenizer_trial import try_tokenizer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +45,8 @@ def load_model(config: ServerConfig) -> Model:
     source = metadata.chat_template
     template = TemplateProcess(source, tokens) if source is not None else None
     try:
+        if metadata.kind != "gguf":
+            try_tokenizer(path)
         tokenizer = build_tokenizer(metadata)
     except BaseException:
         if template is not None:

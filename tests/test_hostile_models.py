@@ -129,6 +129,18 @@ def retyped(file: Path) -> None:
     file.write_bytes(raw.replace(b'"dtype":"F32"', b'"dtype":"F8E"', 1))
 
 
+def not_utf8(file: Path) -> None:
+    raw = file.read_bytes()
+    place = raw.index(b'"version"') + 3
+    file.write_bytes(raw[:place] + b"\x81" + raw[place + 1 :])
+
+
+def subword_prefix(file: Path) -> None:
+    tokenizer = json.loads(file.read_text())
+    tokenizer["model"]["continuing_subword_prefix"] = "x"
+    file.write_text(json.dumps(tokenizer))
+
+
 def without_a_layer(file: Path) -> None:
     raw = file.read_bytes()
     file.write_bytes(raw.replace(b"model.layers.1.mlp.up_proj", b"model.layers.9.mlp.up_proj", 1))
@@ -146,6 +158,12 @@ def without_a_layer(file: Path) -> None:
         (absent, "tokenizer.json", "tokenizer.json"),
         (empty, "tokenizer.json", "tokenizer.json: cannot be used"),
         (pointer, "tokenizer.json", "tokenizer.json"),
+        (not_utf8, "tokenizer.json", "tokenizer.json: cannot be used"),
+        (
+            subword_prefix,
+            "tokenizer.json",
+            "tokenizer.json ends the program that reads it (SIGABRT)",
+        ),
         (pipe_instead, "config.json", "config.json: not a plain file"),
         (pipe_instead, "tokenizer.json", "tokenizer.json"),
         (folder_instead, "config.json", "config.json: not a plain file"),
