@@ -25,6 +25,9 @@ export class Range {
         class: 'range-plane',
         tabindex: 0,
         role: 'slider',
+        'aria-valuemin': '0',
+        'aria-valuemax': '0',
+        'aria-valuenow': '0', // until it is known what there is to choose from
         'aria-label': 'Window in the run: arrows move it, plus and minus stretch it',
         onkeydown: (e) => this.key(e),
         onpointerdown: (e) => this.down(e),
@@ -177,7 +180,13 @@ export class Range {
     const x = this.at(e);
     const inside = this.window && x >= this.x(this.window[0]) && x <= this.x(this.window[1]);
     const wide = this.window && this.x(this.window[1]) - this.x(this.window[0]);
-    this.drag = { x, from: x, keeps: inside && wide > 8 ? [...this.window] : null, far: false };
+    const whole = 0.98 * this.plane.clientWidth; // a window of the whole run cannot be moved
+    this.drag = {
+      x,
+      from: x,
+      keeps: inside && wide > 8 && wide < whole ? [...this.window] : null,
+      far: false,
+    };
     this.plane.setPointerCapture(e.pointerId);
   }
 
