@@ -28,7 +28,9 @@ FAULTS = """axe.run().then((found) => found.violations
     .map(({id, nodes}) => id + ': ' + nodes.slice(0, 3).map(({html}) => html).join(' | ')))"""
 SIZES = ((900, 700), (1280, 720), (1920, 1080), (3840, 2160))
 WIDER = """[document.documentElement, document.querySelector('main'),
-    ...document.querySelectorAll('main > *')].map((one) => one.scrollWidth - one.clientWidth)"""
+    ...document.querySelectorAll('main > *')]
+    .filter((one) => !one.matches('.verdict'))  // one line, cut at its end with an ellipsis
+    .map((one) => one.scrollWidth - one.clientWidth)"""
 FOCUSED = """() => {
     const {activeElement: on} = document;
     const {outlineStyle, outlineWidth} = getComputedStyle(on);

@@ -94,6 +94,7 @@ def test_signing_in_and_out(server: Server) -> None:
             "key_needed": True,
             "signed_in": False,
             "name": None,
+            "try_it": "loopback",
         }
         assert page.post("/session", json={"key": "wrong"}).status_code == 401
         assert page.post("/session", json={"key": TENANT}).status_code == 403
