@@ -23,7 +23,9 @@ CANARY = "xylophone marmalade"
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny.write(tmp_path_factory.mktemp("request") / "tiny")
+    """Its context holds answers that no browser outlasts."""
+    shape = tiny.Shape(model_len=32_768)
+    return tiny.write(tmp_path_factory.mktemp("request") / "tiny", shape=shape)
 
 
 @pytest.fixture(scope="module")
@@ -112,7 +114,7 @@ def test_tokens_are_read_by_keyboard_alone(page: Page, server: Server) -> None:
 
 
 def test_a_running_request_is_followed_and_cancelled(page: Page, server: Server) -> None:
-    asked = {"prompt": "go on", "max_tokens": 1500, "ignore_eos": True}
+    asked = {"prompt": "go on", "max_tokens": 30_000, "ignore_eos": True}
     server.post("/traffic", {"requests": [asked]})
     live = server.wait(lambda: server.get("/v1/requests").json()["data"])
     page.goto(f"{server.url}/dashboard/#/request")
