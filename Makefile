@@ -86,7 +86,8 @@ $(INSTALLED_TEST): $(VENV)
 # Programs that come from Debian, as program:package. Root gets them installed; anyone else is told.
 .PHONY: tools-check tools-test
 tools-check: TOOLS := node:nodejs
-tools-test: TOOLS := node:nodejs chromium:chromium c++:g++
+tools-test: TOOLS := node:nodejs chromium:chromium c++:g++ prometheus:prometheus \
+	prometheus-alertmanager:prometheus-alertmanager
 tools-check tools-test:
 	@missing=""; \
 	for tool in $(TOOLS); do command -v "$${tool%%:*}" >/dev/null || missing="$$missing $${tool##*:}"; done; \
