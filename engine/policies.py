@@ -39,8 +39,6 @@ class View(NamedTuple):
 OTHER_TENANTS = "(other)"
 DECODE_WEIGHT = 2
 LATE = "(late)"
-GONE = -1
-"""Column of a tenant that is forgotten."""
 LATE_SHARE = 16
 """One in so many admissions is of those that cannot meet their objective any more."""
 
@@ -87,7 +85,11 @@ class Policy:
         return request.group
 
     def group_ranks(self, groups: tuple[str, ...]) -> Ranks:
-        """Places of lines among the lines; lower goes first. The lines' names are one object."""
+        """Places of lines among the lines; lower goes first.
+
+        The lines' names are one object until they change, and so is what is returned until any
+        place does.
+        """
         return np.zeros(len(groups))
 
     def running_key(self, request: Request) -> tuple[int, ...]:
@@ -203,11 +205,12 @@ class Fair(Policy):
         super().__init__(config, times)
         self._places: dict[str, int] = {}  # tenant to its column below
         self._free: list[int] = []
-        # Rows: the counter, the tenant's weight, its live requests.
-        self._counters, self._weights, self._live = np.zeros((3, 0))
+        # Rows: the counter, what a token counts by the tenant's weight, its live requests.
+        self._counters, self._prices, self._live = np.zeros((3, 0))
         self._place_of: Vector = np.zeros(SLOTS_MIN, dtype=np.int64)  # by a request's slot
         self._lines: tuple[str, ...] = ()  # those last asked for, and their columns
         self._places_of_lines: Vector = np.zeros(0, dtype=np.int64)
+        self._ranks: Ranks | None = None  # of these lines, None once a counter has changed
 
     def group(self, request: Request) -> str:
         """Return the tenant, or the shared line when too many are told apart already."""
@@ -222,12 +225,11 @@ class Fair(Policy):
         """Return the tenants' counters."""
         if groups is not self._lines:
             self._lines = groups
-            # A line of aborted requests alone may outlive its tenant: it goes when it is first.
-            places = [self._places.get(group, GONE) for group in groups]
-            self._places_of_lines = np.array(places)
-        places_now = self._places_of_lines
-        ranks: Ranks = np.where(places_now == GONE, -np.inf, self._counters[places_now])
-        return ranks
+            places = [self._places[group] for group in groups]
+            self._places_of_lines, self._ranks = np.array(places, dtype=np.int64), None
+        if self._ranks is None:
+            self._ranks = self._counters[self._places_of_lines]
+        return self._ranks
 
     def joins(self, request: Request) -> None:
         """Count a tenant's live requests; one back from idle gets no credit for its absence."""
@@ -237,6 +239,7 @@ class Fair(Policy):
         if not self._live[place]:
             least = min(self._counters[self._live > 0].tolist(), default=0.0)
             self._counters[place] = max(self._counters[place], least)
+            self._ranks = None
         self._live[place] += 1
         self._place_of = widened(self._place_of, request.slot)
         self._place_of[request.slot] = place
@@ -244,12 +247,12 @@ class Fair(Policy):
     def _new_place(self, group: str) -> int:
         if not self._free:
             count = len(self._counters)
-            values = np.stack((self._counters, self._weights, self._live))
-            self._counters, self._weights, self._live = np.pad(values, ((0, 0), (0, count + 8)))
+            values = np.stack((self._counters, self._prices, self._live))
+            self._counters, self._prices, self._live = np.pad(values, ((0, 0), (0, count + 8)))
             self._free.extend(range(2 * count + 7, count - 1, -1))
         place = self._free.pop()
         self._counters[place] = 0.0
-        self._weights[place] = self.config.weights.get(group, 1.0)
+        self._prices[place] = 1 / self.config.weights.get(group, 1.0)
         return place
 
     def leaves(self, request: Request) -> None:
@@ -274,8 +277,9 @@ class Fair(Policy):
             return
         decodes = (step.starts > 0) & (step.counts == 1) & step.samples
         places = self._place_of[step.slots]
-        served = np.where(decodes, DECODE_WEIGHT, step.counts) / self._weights[places]
-        self._counters += np.bincount(places, served, minlength=len(self._counters))
+        tokens = step.counts + (DECODE_WEIGHT - 1) * decodes
+        self._counters += self._prices * np.bincount(places, tokens, minlength=len(self._prices))
+        self._ranks = None
 
 
 class Objective(msgspec.Struct, frozen=True):
@@ -339,9 +343,11 @@ class Slo(Policy):
     def charge(self, plan: Plan, output: StepOutput) -> None:
         """Count admissions from either line."""
         del output
-        admitted = set(plan.admitted)
-        for number, group in zip(plan.requests, plan.groups, strict=True) if admitted else ():
-            if number in admitted:
+        if not (count := len(plan.admitted)):
+            return
+        # They were placed after all others, if there were tokens for them.
+        for number, group in zip(plan.requests[-count:], plan.groups[-count:], strict=True):
+            if number in plan.admitted:
                 self._in_time = 0 if group == LATE else self._in_time + 1
 
     def due_ns(self, slots: Vector, table: Table) -> Vector:

@@ -60,7 +60,7 @@ class Roster:
 
     def regroup(self, request: Request, group: str) -> None:
         """Let the first of its line stand in another one."""
-        self.waiting.pop(request)
+        self.waiting.remove(request)
         request.group = group
         self.waiting.push(request)
 
@@ -77,7 +77,7 @@ class Roster:
 
     def start(self, request: Request, hits: list[int], blocks: list[int], now_ns: int) -> int:
         """Make the first in line run with these shared and own blocks; return its cached tokens."""
-        self.waiting.pop(request)
+        self.waiting.remove(request)
         request.move("running")
         request.hold(hits + blocks, self._pool.block_tokens)
         if self._caching:
@@ -228,7 +228,7 @@ class Roster:
         """
         request.decide(finish, now_ns)
         if request.state != "running":
-            self.waiting.abandon()
+            self.waiting.remove(request)
             self._free(request, now_ns)
         elif self._fixed:
             request.counts.dropped += request.in_flight

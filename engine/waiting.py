@@ -1,43 +1,95 @@
 """The line of sequences that wait, new and preempted alike, ordered by their frozen rank.
 
-Owns one heap a group, with lazy removal: a sequence that left otherwise (aborted) stays in its heap
-until it surfaces or the heap is rebuilt, so a step touches only what it admits. The scheduler is
-the one writer. Never decides who may run.
+Owns one sorted line a group. Who arrives or leaves in the middle moves a few kilobytes of pointers
+between two steps, so that a step finds each group's first at once and touches only what it admits.
+engine/roster.py is the one writer. Never decides who may run.
 """
 
-import heapq
+from bisect import bisect_left, insort
 from collections.abc import Callable, Collection, Sequence
+from typing import cast
 
 import numpy as np
 import numpy.typing as npt
 
 from engine.request import Request
 
-REBUILD_SLACK = 64
-
+Entry = tuple[tuple[int, ...], int, Request]
 Ranks = npt.NDArray[np.float64]
+
+GAP_MAX = 64
+"""Places of those who went that are kept at the front of a line, and as many as it has others."""
+NOBODY = cast(Entry, ((), 0, None))
+"""What stands in such a place."""
+
+
+class Line:
+    """Sequences of one group, first to last; places before `_first` are empty."""
+
+    __slots__ = ("_entries", "_first")
+
+    def __init__(self) -> None:
+        self._entries: list[Entry] = []
+        self._first = 0
+
+    def __len__(self) -> int:
+        return len(self._entries) - self._first
+
+    def first(self) -> Entry:
+        return self._entries[self._first]
+
+    def push(self, request: Request) -> None:
+        insort(self._entries, (request.rank, request.number, request), lo=self._first)
+
+    def remove(self, request: Request) -> None:
+        entries, first = self._entries, self._first
+        # Without the request itself the key sorts just before its entry.
+        key: tuple[object, ...] = (request.rank, request.number)
+        place = first if entries[first][2] is request else bisect_left(entries, key, lo=first)
+        assert entries[place][2] is request, "it stands in another line"
+        if place != first:
+            del entries[place]
+            return
+        entries[first] = NOBODY
+        self._first += 1
+        if self._first > GAP_MAX + len(self):
+            del entries[: self._first]
+            self._first = 0
+
+    def requests(self) -> list[Request]:
+        return [entry[2] for entry in self._entries[self._first :]]
 
 
 class WaitingLine:
-    """Heaps of (rank, number, request); bounded by the live requests plus as many stale entries."""
+    """Everybody who waits, by (rank, number) in the line of its group; holds nobody else."""
 
     def __init__(self) -> None:
-        self._heaps: dict[str, list[tuple[tuple[int, ...], int, Request]]] = {}
-        self._groups: tuple[str, ...] = ()  # the heaps' keys, one object until they change
-        self._stale = 0
+        self._lines: dict[str, Line] = {}
+        self._groups: tuple[str, ...] = ()  # the lines' keys, one object until they change
         self._count = 0
+        self._ranks: Ranks | None = None  # of _groups, as last told, and the groups that are first
+        self._least: list[str] = []
 
     def __len__(self) -> int:
         return self._count
 
     def push(self, request: Request) -> None:
         """Put a waiting or preempted sequence in its group's line."""
-        heap = self._heaps.get(request.group)
-        if heap is None:
-            heap = self._heaps[request.group] = []
-            self._groups = tuple(self._heaps)
-        heapq.heappush(heap, (request.rank, request.number, request))
+        line = self._lines.get(request.group)
+        if line is None:
+            line = self._lines[request.group] = Line()
+            self._name_groups()
+        line.push(request)
         self._count += 1
+
+    def remove(self, request: Request) -> None:
+        """Take a sequence out, wherever in its line it stands."""
+        line = self._lines[request.group]
+        line.remove(request)
+        self._count -= 1
+        if not len(line):
+            del self._lines[request.group]
+            self._name_groups()
 
     def head(
         self,
@@ -48,11 +100,10 @@ class WaitingLine:
 
         Groups compare by group_ranks first, their heads by rank; without it by rank alone.
         """
-        while groups := self._first_groups(group_ranks, skip):
-            gone = [group for group in groups if self._is_gone(group)]
-            if not gone:
-                return min(self._heaps[group][0] for group in groups)[2]
-        return None
+        groups, lines = self._first_groups(group_ranks, skip), self._lines
+        if len(groups) == 1:
+            return lines[groups[0]].first()[2]
+        return min((lines[group].first() for group in groups), default=NOBODY)[2]
 
     def _first_groups(
         self, group_ranks: Callable[[tuple[str, ...]], Ranks] | None, skip: Collection[str]
@@ -63,50 +114,22 @@ class WaitingLine:
             return [group for group in groups if group not in skip] if skip else groups
         ranks = group_ranks(groups)
         if skip:
-            ranks = np.where([group in skip for group in groups], np.inf, ranks)
-        least = ranks.min()
-        if least == np.inf:
-            return ()
-        return [groups[place] for place in (ranks == least).nonzero()[0].tolist()]
+            return _least(groups, np.where([group in skip for group in groups], np.inf, ranks))
+        if ranks is not self._ranks:
+            self._ranks, self._least = ranks, _least(groups, ranks)
+        return self._least
 
-    def _is_gone(self, group: str) -> bool:
-        """Drop finished entries from the top of a group's heap; True if the whole heap went."""
-        heap = self._heaps[group]
-        while heap and heap[0][2].state == "finished":
-            heapq.heappop(heap)
-            self._stale -= 1
-        if not heap:
-            self._drop(group)
-        return not heap
-
-    def _drop(self, group: str) -> None:
-        del self._heaps[group]
-        self._groups = tuple(self._heaps)
-
-    def pop(self, request: Request) -> None:
-        """Take out the sequence that `head` returned."""
-        entry = heapq.heappop(self._heaps[request.group])
-        assert entry[2] is request, "only a head leaves its line"
-        self._count -= 1
-
-    def abandon(self) -> None:
-        """Note that one sequence in line has finished; its entry goes when it surfaces."""
-        self._count -= 1
-        self._stale += 1
-        if self._stale > self._count + REBUILD_SLACK:
-            self._rebuild()
+    def _name_groups(self) -> None:
+        self._groups, self._ranks = tuple(self._lines), None
 
     def requests(self) -> list[Request]:
         """Return everybody in line, in no order."""
-        entries = (entry for heap in self._heaps.values() for entry in heap)
-        return [entry[2] for entry in entries if entry[2].state != "finished"]
+        return [request for line in self._lines.values() for request in line.requests()]
 
-    def _rebuild(self) -> None:
-        for group in list(self._heaps):
-            alive = [entry for entry in self._heaps[group] if entry[2].state != "finished"]
-            heapq.heapify(alive)
-            if alive:
-                self._heaps[group] = alive
-            else:
-                self._drop(group)
-        self._stale = 0
+
+def _least(groups: tuple[str, ...], ranks: Ranks) -> list[str]:
+    """Return the groups of least rank; infinite is out."""
+    least = ranks.min()
+    if least == np.inf:
+        return []
+    return [groups[place] for place in (ranks == least).nonzero()[0].tolist()]

@@ -76,8 +76,8 @@ PLANTED = (
     Mutant(
         "a starved tenant",
         "engine/policies.py",
-        "-np.inf, self._counters[places_now])",
-        "-np.inf, -self._counters[places_now])",
+        "self._ranks = self._counters[self._places_of_lines]",
+        "self._ranks = -self._counters[self._places_of_lines]",
     ),
     Mutant(
         "budget off by one",
