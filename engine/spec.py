@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Literal, TypeVar
 
 from engine.model_files import Fields, GgufHeader, SpecError, read_gguf, read_json
+from engine.rope import MODEL_LEN_MAX, Rope, YarnScaling, ropes_of_folder, ropes_of_gguf
 
 __all__ = [
     "ModelSpec",
-    "RopeScaling",
     "SpecError",
     "TokenizerMetadata",
     "read_spec",
@@ -30,16 +30,6 @@ END_TEXTS = frozenset(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RopeScaling:
-    """Llama 3.1's stretching of low frequencies (transformers, modeling_rope_utils.py)."""
-
-    factor: float
-    low_frequency_factor: float
-    high_frequency_factor: float
-    original_model_len: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSpec:
     """The shape of a llama-type decoder and the facts of its vocabulary."""
 
@@ -52,14 +42,13 @@ class ModelSpec:
     head_dim: int
     intermediate: int
     vocab_size: int
-    rope_base: float
+    rope: Rope
     norm_eps: float
     tied_head: bool
     model_len: int
     bos_id: int | None
     eos_ids: tuple[int, ...]
     parameters: int
-    rope_scaling: RopeScaling | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,18 +130,17 @@ def _spec_of_folder(folder: Path) -> ModelSpec:
         "vocab_size": fields.integer("vocab_size", 2**22),
     }
     tied = fields.flag("tie_word_embeddings")
-    rope_base, rope_scaling = _rope_of_folder(fields)
+    rope, _ = ropes_of_folder(fields, base=10000.0, local_base=None)
     vocab_size = shape["vocab_size"]
     return _checked(
         ModelSpec(
             path=str(folder),
             architecture="llama",
             **shape,
-            rope_base=rope_base,
-            rope_scaling=rope_scaling,
+            rope=rope,
             norm_eps=fields.number("rms_norm_eps", 1e-6),
             tied_head=tied,
-            model_len=fields.integer("max_position_embeddings", 2**24, 2048),
+            model_len=_model_len_of_folder(fields, rope),
             bos_id=next(iter(fields.ids("bos_token_id", vocab_size)), None),
             eos_ids=_eos_of_folder(folder, fields, vocab_size),
             parameters=_parameters(shape, tied),
@@ -174,27 +162,16 @@ def _refuse_foreign(fields: Fields) -> None:
             raise fields.fail(f"{key} is not supported")
 
 
-def _rope_of_folder(fields: Fields) -> tuple[float, RopeScaling | None]:
-    """Return base and scaling; transformers 5 keeps both in rope_parameters, 4 apart."""
-    content = fields.content
-    nested = content.get("rope_parameters") or content.get("rope_scaling") or {}
-    if not isinstance(nested, dict):
-        raise fields.fail("rope_parameters is not an object")
-    rope = Fields(fields.path, {"rope_theta": content.get("rope_theta"), **nested})
-    base = rope.number("rope_theta", 10000.0)
-    if rope.number("partial_rotary_factor", 1.0) != 1.0:
-        raise fields.fail("partial_rotary_factor other than 1 is not supported")
-    kind = nested.get("rope_type", nested.get("type", "default"))
-    if kind == "default":
-        return base, None
-    if kind != "llama3":
-        raise fields.fail(f"rope scaling {kind!r:.60} is not supported (default and llama3 are)")
-    return base, RopeScaling(
-        factor=rope.number("factor"),
-        low_frequency_factor=rope.number("low_freq_factor"),
-        high_frequency_factor=rope.number("high_freq_factor"),
-        original_model_len=rope.integer("original_max_position_embeddings", 2**24),
-    )
+def _model_len_of_folder(fields: Fields, rope: Rope) -> int:
+    """Return the positions that the model is made for; a folder with YaRN may state the original.
+
+    (Qwen's instructions for long texts add rope_scaling alone.)
+    """
+    stated = fields.integer("max_position_embeddings", MODEL_LEN_MAX, 2048)
+    if not isinstance(rope.scaling, YarnScaling):
+        return stated
+    stretched = int(rope.scaling.factor * rope.scaling.original_model_len)
+    return max(stated, min(stretched, MODEL_LEN_MAX))
 
 
 def _eos_of_folder(folder: Path, fields: Fields, vocab_size: int) -> tuple[int, ...]:
@@ -275,12 +252,11 @@ def _spec_of_gguf(header: GgufHeader) -> ModelSpec:
         ModelSpec(
             path=str(header.path),
             architecture="llama",
-            rope_scaling=None,
             **shape,
-            rope_base=fields.number("llama.rope.freq_base", 10000.0),
+            rope=ropes_of_gguf(fields, "llama", base=10000.0, local_base=None)[0],
             norm_eps=fields.number("llama.attention.layer_norm_rms_epsilon"),
             tied_head=tied,
-            model_len=fields.integer("llama.context_length", 2**24),
+            model_len=fields.integer("llama.context_length", MODEL_LEN_MAX),
             bos_id=next(iter(fields.ids("tokenizer.ggml.bos_token_id", table.shape[0])), None),
             eos_ids=_eos_of_gguf(fields, table.shape[0]),
             parameters=_parameters(shape, tied),
@@ -292,8 +268,6 @@ def _refuse_foreign_gguf(fields: Fields, head_dim: int) -> None:
     """Raise for what would load as a llama and compute something else."""
     if fields.integer("llama.expert_count", 2**16, 0, low=0):
         raise fields.fail("mixtures of experts are not supported")
-    if fields.content.get("llama.rope.scaling.type", "none") != "none":
-        raise fields.fail("rope scaling by metadata is not supported")
     for key in ("llama.rope.dimension_count", "llama.attention.value_length"):
         if fields.integer(key, 1024, head_dim) != head_dim:
             raise fields.fail(f"{key} other than the head dimension {head_dim} is not supported")

@@ -1,8 +1,8 @@
 """From a model's files to the decoder's weights: complete, well shaped and finite, or an error.
 
-Owns dequantization (through the gguf package), the fusing of matrices and the rope table; which
-tensors there must be is tensors.py's. engine/runner.py calls it once at start. Never leaves a
-weight uninitialised and never takes one that is not finite.
+Owns dequantization (through the gguf package) and the fusing of matrices; which tensors there must
+be is tensors.py's, the rope table rotation.py's. engine/runner.py calls it once at start. Never
+leaves a weight uninitialised and never takes one that is not finite.
 """
 
 from collections.abc import Callable, Iterator
@@ -16,7 +16,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from engine.model_files import read_gguf
-from engine.spec import ModelSpec, RopeScaling, SpecError
+from engine.rotation import rotations
+from engine.spec import ModelSpec, SpecError
 from engine.tensors import (
     GGUF_NAMES,
     SAFETENSORS_NAMES,
@@ -188,7 +189,7 @@ def load_weights(
             layers=tuple(loader.layer(number, pack) for number in range(spec.layers)),
             final_norm=loader.tensor(source.names.final_norm),
             head=pack(head),
-            rotations=rotations(spec, positions, _gguf_factors(spec, source)).to(device),
+            rotations=_rotations(spec, positions, _gguf_factors(spec, source)).to(device),
         )
 
 
@@ -221,25 +222,8 @@ def _gguf_factors(spec: ModelSpec, source: TensorSource) -> torch.Tensor | None:
     return factors
 
 
-def rotations(spec: ModelSpec, positions: int, factors: torch.Tensor | None) -> torch.Tensor:
-    """Return cosine and sine of each position and pair: [positions, head_dim / 2, 2] float32.
-
-    Pair i turns by position x base^(-2 i / head_dim) (Su et al., 2021), computed in float32 as
-    transformers does, since models were trained with that rounding.
-    """
-    exponents = torch.arange(0, spec.head_dim, 2, dtype=torch.int64).float() / spec.head_dim
-    frequencies = 1.0 / spec.rope_base**exponents
-    if spec.rope_scaling:
-        frequencies = scaled(frequencies, spec.rope_scaling)
-    if factors is not None:
-        frequencies = frequencies / factors
-    angles = torch.arange(positions).float()[:, None] * frequencies
-    return torch.stack([angles.cos(), angles.sin()], dim=-1)
-
-
-def scaled(frequencies: torch.Tensor, scaling: RopeScaling) -> torch.Tensor:
-    """Return Llama 3.1's frequencies: low ones divided, high ones kept, a ramp between."""
-    turns = scaling.original_model_len * frequencies / (2 * torch.pi)
-    low, high = scaling.low_frequency_factor, scaling.high_frequency_factor
-    share = ((turns - low) / (high - low)).clamp(0, 1)
-    return frequencies * (share + (1 - share) / scaling.factor)
+def _rotations(spec: ModelSpec, positions: int, factors: torch.Tensor | None) -> torch.Tensor:
+    table = rotations(spec.rope, head_dim=spec.head_dim, positions=positions, factors=factors)
+    if not bool(torch.isfinite(table).all()):
+        raise SpecError(f"{spec.path}: rope's turns are not finite: {spec.rope}")
+    return table

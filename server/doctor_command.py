@@ -19,6 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from engine.config import ConfigError, EngineConfig
+from engine.rope import Rope
 from engine.spec import ModelSpec, SpecError, read_spec
 from server.config import default_history
 from server.demo import demo_model_path
@@ -37,7 +38,7 @@ STAND_IN = ModelSpec(
     head_dim=64,
     intermediate=1536,
     vocab_size=49152,
-    rope_base=1e5,
+    rope=Rope(base=1e5),
     norm_eps=1e-5,
     tied_head=True,
     model_len=8192,

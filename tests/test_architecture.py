@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 
 from engine.config import DeviceFacts, EngineConfig, resolve
+from engine.rope import Rope
 from engine.spec import ModelSpec
 from tests import house_rules as rules
 from tests import house_state as state
@@ -255,7 +256,7 @@ def test_nothing_is_auto_once_resolved() -> None:
         head_dim=4,
         intermediate=8,
         vocab_size=8,
-        rope_base=1e4,
+        rope=Rope(),
         norm_eps=1e-5,
         tied_head=True,
         model_len=64,

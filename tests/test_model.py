@@ -135,7 +135,7 @@ def demo_oracle(demo_model: Path) -> LlamaForCausalLM:
         head_dim=spec.head_dim,
         max_position_embeddings=spec.model_len,
         rms_norm_eps=spec.norm_eps,
-        rope_parameters={"rope_type": "default", "rope_theta": spec.rope_base},
+        rope_parameters={"rope_type": "default", "rope_theta": spec.rope.base},
         tie_word_embeddings=True,
     )
     with torch.device("meta"):

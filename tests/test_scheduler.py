@@ -29,6 +29,7 @@ from engine.config import (
 from engine.invariants import check
 from engine.kv import KVPool
 from engine.messages import Abort
+from engine.rope import Rope
 from engine.spec import ModelSpec
 from tests.simulation import Simulation, token_of
 
@@ -42,7 +43,7 @@ SPEC = ModelSpec(
     head_dim=16,
     intermediate=128,
     vocab_size=512,
-    rope_base=10000.0,
+    rope=Rope(),
     norm_eps=1e-5,
     tied_head=True,
     model_len=8192,

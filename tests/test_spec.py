@@ -18,7 +18,8 @@ from typing import Any
 import pytest
 
 from engine.model_files import SpecError, read_gguf
-from engine.spec import RopeScaling, read_spec, read_tokenizer_metadata
+from engine.rope import Llama3Scaling, Rope
+from engine.spec import read_spec, read_tokenizer_metadata
 from tests import tiny
 
 
@@ -55,7 +56,7 @@ def test_a_folder_and_a_gguf_of_one_model_say_the_same(folder: Path, gguf_file: 
     spec = read_spec(str(folder))
     assert (spec.layers, spec.hidden, spec.heads, spec.kv_heads, spec.head_dim) == (3, 64, 4, 2, 16)
     assert (spec.intermediate, spec.vocab_size, spec.model_len) == (96, 320, 2048)
-    assert (spec.rope_base, spec.rope_scaling, spec.tied_head) == (10000.0, None, True)
+    assert (spec.rope, spec.tied_head) == (Rope(base=10000.0), True)
     assert (spec.bos_id, spec.eos_ids) == (1, (0, 2))
     assert spec.parameters == sum(weight.size for weight in tiny.tensors().values())
     other = read_spec(str(gguf_file))
@@ -81,7 +82,7 @@ def test_the_demo_model_is_read_in_a_blink(demo_model: Path) -> None:
     spec = read_spec(str(demo_model))
     assert time.process_time() - begun < 1.5
     assert (spec.layers, spec.hidden, spec.heads, spec.kv_heads) == (30, 576, 9, 3)
-    assert (spec.vocab_size, spec.model_len, spec.rope_base) == (49152, 8192, 100000.0)
+    assert (spec.vocab_size, spec.model_len, spec.rope.base) == (49152, 8192, 100000.0)
     assert spec.tied_head
     assert spec.parameters == 134_515_008
     assert set(spec.eos_ids) == {0, 2}, "<|im_end|> ends a chat, <|endoftext|> a text"
@@ -108,7 +109,7 @@ def test_defaults_are_those_of_transformers(folder: Path) -> None:
     )
     spec = read_spec(str(folder))
     assert (spec.head_dim, spec.kv_heads) == (16, 4)
-    assert (spec.rope_base, spec.norm_eps, spec.tied_head) == (10000.0, 1e-6, False)
+    assert (spec.rope.base, spec.norm_eps, spec.tied_head) == (10000.0, 1e-6, False)
 
 
 @pytest.mark.parametrize(
@@ -122,7 +123,7 @@ def test_defaults_are_those_of_transformers(folder: Path) -> None:
 )
 def test_the_rope_base_of_old_and_new_folders(folder: Path, config: dict[str, object]) -> None:
     change(folder / "config.json", **config)
-    assert read_spec(str(folder)).rope_base == 5e5
+    assert read_spec(str(folder)).rope == Rope(base=5e5)
 
 
 def test_llama3_scaling_is_read_from_either_place(folder: Path) -> None:
@@ -133,13 +134,13 @@ def test_llama3_scaling_is_read_from_either_place(folder: Path) -> None:
         "high_freq_factor": 4.0,
         "original_max_position_embeddings": 512,
     }
-    expected = RopeScaling(
+    expected = Llama3Scaling(
         factor=8.0, low_frequency_factor=1.0, high_frequency_factor=4.0, original_model_len=512
     )
     change(folder / "config.json", rope_parameters={"rope_theta": 1e4, **scaling})
-    assert read_spec(str(folder)).rope_scaling == expected
+    assert read_spec(str(folder)).rope.scaling == expected
     change(folder / "config.json", rope_parameters=None, rope_theta=1e4, rope_scaling=scaling)
-    assert read_spec(str(folder)).rope_scaling == expected
+    assert read_spec(str(folder)).rope.scaling == expected
 
 
 @pytest.mark.parametrize(
@@ -212,7 +213,7 @@ def test_a_folder_without_tokenizer_is_refused_by_name(folder: Path) -> None:
         ({"attention_bias": True}, "attention_bias"),
         ({"mlp_bias": True}, "mlp_bias"),
         ({"quantization_config": {"quant_method": "gptq"}}, "quantization_config"),
-        ({"rope_parameters": {"rope_type": "yarn", "factor": 4}}, "'yarn'"),
+        ({"rope_parameters": {"rope_type": "longrope", "factor": 4}}, "'longrope'"),
         ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor"),
         ({"rope_parameters": "default"}, "rope_parameters"),
         ({"hidden_size": None}, "hidden_size is missing"),
