@@ -112,7 +112,7 @@ class Admission:
         """
         if not self._config.enable_prefix_caching or not request.may_share:
             return []
-        full = min(request.known - 1, len(request.tokens)) // self._pool.block_tokens
+        full = min(request.known - 1, request.read) // self._pool.block_tokens
         return self._pool.lookup(request.digests_of(full, self._pool.block_tokens))
 
     def _fits(self, request: Request, hits: list[int], view: View) -> bool:

@@ -66,7 +66,7 @@ class Draft:
         """Let a held row of a fixed batch feed its last token again."""
         position = max(0, request.computed - 1)
         self.plan.idle_positions.append(position)
-        self.plan.idle_token_ids.append(request.tokens[position])
+        self.plan.idle_token_ids.append(int(request.tokens[position]))
         self.plan.idle_block_tables.append(request.blocks)
 
     def seal(self, table: Table, *, histories: bool) -> Plan:

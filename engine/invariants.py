@@ -43,7 +43,8 @@ def check(scheduler: Scheduler) -> None:
 def check_cells(request: Request, block_tokens: int) -> None:
     """Raise AssertionError where the table tells another story than the sequence's own lists."""
     cells, slot = request.table.cells, request.slot
-    assert cells["read"][slot] == len(request.tokens), request
+    assert request.prompt_tokens <= cells["read"][slot] <= request.known, request
+    assert request.tokens[: request.prompt_tokens].tolist() == request.submit.prompt, request
     assert cells["prompt"][slot] == request.prompt_tokens, request
     assert cells["room"][slot] == len(request.blocks) * block_tokens, request
     assert cells["decided"][slot] == (request.finish is not None), request

@@ -5,7 +5,6 @@ The scheduler is the one caller. Block 0 belongs to padding rows and is never gi
 free + used + cached = total. Never hands out part of an allocation, never frees a block twice.
 """
 
-from array import array
 from collections import OrderedDict
 from collections.abc import Sequence
 from hashlib import blake2b
@@ -18,17 +17,15 @@ def root_digest(salt: str) -> bytes:
     return blake2b(salt.encode(), digest_size=DIGEST_BYTES).digest()
 
 
-def block_digests(parent: bytes, tokens: Sequence[int], block_tokens: int) -> list[bytes]:
+def block_digests(parent: bytes, ids: bytes, block_bytes: int) -> list[bytes]:
     """Return the names of full blocks' contents: each is its tokens and all that stand before them.
 
     A cryptographic hash, since a client that could make two contexts collide would read another
     client's answers.
     """
-    ids = array("i", tokens).tobytes()
-    size = len(ids) // len(tokens) * block_tokens if tokens else 1
     digests = []
-    for start in range(0, len(ids), size):
-        block = ids[start : start + size]
+    for start in range(0, len(ids), block_bytes):
+        block = ids[start : start + block_bytes]
         parent = blake2b(parent + block, digest_size=DIGEST_BYTES).digest()
         digests.append(parent)
     return digests

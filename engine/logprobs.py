@@ -92,7 +92,7 @@ def scored_prompts(plan: Plan, device: str) -> ScoredPrompts | None:
         last = min(start + plan.token_counts[row], history.prompt_tokens - 1)
         if first < last:
             places.extend(range(offset + first - start, offset + last - start))
-            targets.extend(history.tokens[first + 1 : last + 1])
+            targets.extend(map(int, history.tokens[first + 1 : last + 1]))
             spans.append((plan.requests[row], first + 1, last - first, top))
     if not spans:
         return None

@@ -5,11 +5,12 @@ core (reader of both), and the Runner and Clock protocols, two of the three seam
 fake. Holds no policy and no torch; a plan is never changed after `Scheduler.plan` returned it.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from engine.messages import SamplingParams, TokenLogprobs
-from engine.request import Request
+from engine.request import Ids, Request
 from engine.rows import Reservation
 from telemetry.records import AdmissionStop, PreemptionCause
 
@@ -18,12 +19,13 @@ from telemetry.records import AdmissionStop, PreemptionCause
 class History:
     """The past of a row whose sampling needs it, or that tells more than its token.
 
-    `tokens` is the sequence's live list of prompt and sampled tokens: read it before the next plan
-    is made. `scored` prompt tokens have had their log-probabilities told; the first has none.
+    `tokens` are the ids of the sequence's prompt and of what was sampled and read: look at them
+    before the next plan is made. `scored` prompt tokens have had their log-probabilities told; the
+    first has none.
     """
 
     row: int
-    tokens: list[int]
+    tokens: Sequence[int] | Ids
     prompt_tokens: int
     scored: int = 1
 

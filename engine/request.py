@@ -9,12 +9,16 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Literal
 
+import numpy as np
+import numpy.typing as npt
+
 from engine.kv import block_digests, root_digest
 from engine.messages import SamplingParams, Submit
-from engine.rows import PLACEHOLDER
+from engine.rows import ID_BYTES, PLACEHOLDER, address_of
 from engine.table import NEVER, Table
 from telemetry.records import CancelCause, Finish, RequestEnd, RequestStart
 
+Ids = npt.NDArray[np.int32]
 NO_SLOT = 2**62
 """The slot of a sequence that has left: its cells are somebody else's, and read as an error."""
 
@@ -59,6 +63,7 @@ class Counts:
     dropped: int = 0
     preemptions: int = 0
     iterations: int = 0
+    output: int = 0
 
 
 class Cell:
@@ -77,7 +82,7 @@ class Cell:
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """A sequence. `tokens` is the prompt and every sampled token that the host has read.
+    """A sequence. `ids` begins with `tokens`, `read` of them; what follows is room for more.
 
     `known` counts them and the placeholders of samples whose step is not committed. `computed`
     tokens have their keys and values in `blocks`; up to `planned` they are computed or in flight.
@@ -97,12 +102,12 @@ class Request:
     sampling: SamplingParams
     table: Table
     slot: int
+    ids: Ids
     is_plain: bool = True
     stop_ids: frozenset[int] = frozenset()
     rank: tuple[int, ...] = ()
     group: str = ""
     state: State = "waiting"
-    tokens: list[int] = field(default_factory=list)
     prompt_tokens: int = 0
     computed_max: int = 0
     scored: int = 1
@@ -118,6 +123,7 @@ class Request:
 
     epoch = Cell("epoch")
     known = Cell("known")
+    read = Cell("read")
     planned = Cell("planned")
     computed = Cell("computed")
     highest = Cell("highest")
@@ -127,6 +133,7 @@ class Request:
     _decided = Cell("decided")
     _room = Cell("room")
     _nameable = Cell("nameable")
+    _ids_at = Cell("ids")
 
     @classmethod
     def create(
@@ -137,6 +144,7 @@ class Request:
         stop_ids = frozenset(sampling.stop_token_ids)
         prompt_tokens = len(submit.prompt)
         computed_max = prompt_tokens + submit.max_tokens - 1
+        ids: Ids = np.array(submit.prompt, dtype=np.int32)
         return cls(
             submit=submit,
             life=Life(received=submit.received_at_ns, arrived=arrived_at_ns),
@@ -149,9 +157,9 @@ class Request:
                 limit=computed_max,
                 last=submit.prompt[-1] if submit.prompt else PLACEHOLDER,
             ),
+            ids=ids,
             is_plain=sampling.is_plain,
             stop_ids=stop_ids if sampling.ignore_eos else stop_ids | eos_ids,
-            tokens=list(submit.prompt),
             prompt_tokens=prompt_tokens,
             computed_max=computed_max,
         )
@@ -162,9 +170,14 @@ class Request:
         return self.sampling.prompt_logprobs is None
 
     @property
+    def tokens(self) -> Ids:
+        """The ids of its prompt and of every sampled token that the host has read, not a copy."""
+        return self.ids[: self.read]
+
+    @property
     def placeholders(self) -> int:
         """Tokens sampled, or about to be, that the host has not read."""
-        return self.known - len(self.tokens)
+        return self.known - self.read
 
     @property
     def in_flight(self) -> int:
@@ -182,21 +195,30 @@ class Request:
     @property
     def output_tokens(self) -> int:
         """Tokens sampled and kept."""
-        return len(self.tokens) - self.prompt_tokens
+        return self.read - self.prompt_tokens
 
     def digests_of(self, blocks: int, block_tokens: int) -> list[bytes]:
         """Return the digests of its first full blocks; all their tokens must have been read."""
         digests = self.digests
         if (known := len(digests)) < blocks:
             parent = digests[-1] if digests else root_digest(self.submit.cache_salt)
-            tokens = self.tokens[known * block_tokens : blocks * block_tokens]
-            digests.extend(block_digests(parent, tokens, block_tokens))
+            tokens = self.ids[known * block_tokens : blocks * block_tokens]
+            digests.extend(block_digests(parent, tokens.tobytes(), block_tokens * ID_BYTES))
         return digests[:blocks]
 
     def hold(self, blocks: Collection[int], block_tokens: int) -> None:
         """Put blocks at the end of its table."""
         self.blocks.extend(blocks)
         self._room = len(self.blocks) * block_tokens
+
+    def make_room(self) -> None:
+        """Have room for the ids of all that it may generate, as it has once it runs."""
+        room = self.prompt_tokens + self.submit.max_tokens
+        if len(self.ids) < room:
+            ids = np.zeros(room, dtype=np.int32)
+            ids[: len(self.ids)] = self.ids
+            self.ids = ids
+            self._ids_at = address_of(ids)
 
     def let_go(self) -> list[int]:
         """Return its blocks, which it holds no longer."""
@@ -217,12 +239,12 @@ class Request:
         """Know how it ends: nothing more of it will be computed or kept."""
         self.finish = finish
         self.life.decided = now_ns
-        self.known = len(self.tokens)
+        self.known = self.read
         self._limit, self._decided = 0, 1
 
     def leave(self) -> None:
         """Give its slot back; what the record of its end needs is kept."""
-        self.counts.iterations = self.iterations
+        self.counts.iterations, self.counts.output = self.iterations, self.output_tokens
         self.table.give_back(self.slot)
         self.slot = NO_SLOT
 
@@ -233,7 +255,7 @@ class Request:
 
     def token_ids(self, start: int, count: int) -> list[int]:
         """Return the ids at positions start..start+count, placeholders as PLACEHOLDER."""
-        ids = self.tokens[start : start + count]
+        ids: list[int] = self.tokens[start : start + count].tolist()
         return ids + [PLACEHOLDER] * (count - len(ids))
 
 
@@ -278,7 +300,7 @@ def end_record(request: Request, released_at_ns: int) -> RequestEnd:
         released_at_ns=released_at_ns,
         prompt_tokens=request.prompt_tokens,
         cached_tokens=counts.cached_first,
-        output_tokens=request.output_tokens,
+        output_tokens=counts.output,
         recomputed_tokens=counts.recomputed,
         dropped_tokens=counts.dropped,
         wasted_tokens=request.undelivered,

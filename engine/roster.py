@@ -5,9 +5,8 @@ the one caller and decides, this module keeps the books: whatever ends a sequenc
 blocks go back once, its client is told once, and it is handed over once nothing of it is in flight.
 """
 
-from collections import Counter, deque
+from collections import Counter
 from itertools import compress
-from operator import attrgetter
 
 import numpy as np
 
@@ -21,8 +20,6 @@ from engine.running import Running
 from engine.table import Table
 from engine.waiting import WaitingLine
 from telemetry.records import Finish
-
-TOKENS = attrgetter("tokens")
 
 
 class Roster:
@@ -80,6 +77,7 @@ class Roster:
         self.waiting.remove(request)
         request.move("running")
         request.hold(hits + blocks, self._pool.block_tokens)
+        request.make_room()
         if self._caching:
             request.note_named(len(hits), self._pool.block_tokens)
         cached = len(hits) * self._pool.block_tokens
@@ -118,11 +116,10 @@ class Roster:
         return ended
 
     def widen(self, places: Vector, blocks: list[int]) -> None:
-        """Give one block more to each of these running sequences."""
+        """Give one block more to each of these running sequences, for the token that it needs."""
         rows = self.running.rows
         for place, block in zip(places.tolist(), blocks, strict=True):
             rows[place].blocks.append(block)
-        self.table.widen(self.running.slots[places])
 
     def name_blocks(self, request: Request) -> None:
         """Let others find the blocks that are full now: their keys and values are written."""
@@ -138,7 +135,7 @@ class Roster:
         self.kv_tokens += landing.computed
         for place in landing.full.tolist():
             self.name_blocks(rows[place])
-        self._keep(plan, step, landing, output)
+        self._tell(plan, step, landing, output)
         for place in landing.due.tolist():
             request = rows[place]
             if request.finish is None:
@@ -146,15 +143,12 @@ class Roster:
             if request.finish is not None:
                 self.settle(request, now_ns)
 
-    def _keep(self, plan: Plan, step: Reservation, landing: Landing, output: StepOutput) -> None:
-        """Keep the sampled tokens and tell them."""
-        rows, numbers, tokens = plan.rows, plan.requests, output.tokens
-        if landing.kept_count < len(rows):
-            kept = landing.kept.tolist()
+    def _tell(self, plan: Plan, step: Reservation, landing: Landing, output: StepOutput) -> None:
+        """Tell the sampled tokens that are kept."""
+        numbers, tokens = plan.requests, output.tokens
+        if landing.kept_count < len(numbers):
             tokens = list(compress(tokens, landing.kept[step.samples].tolist()))
-            rows, numbers = list(compress(rows, kept)), list(compress(numbers, kept))
-        # No loop of ours: this is the one thing that is done to each row alone.
-        deque(map(list.append, map(TOKENS, rows), tokens), maxlen=0)
+            numbers = list(compress(numbers, landing.kept.tolist()))
         gains, logprobs = self._gains, output.logprobs
         if not logprobs:
             gains.requests.extend(numbers)
@@ -166,15 +160,15 @@ class Roster:
 
     def _judge(self, request: Request, now_ns: int) -> None:
         """End a sequence where its newest token or the number of them says so."""
-        tokens, life = request.tokens, request.life
+        newest, life = int(request.tokens[-1]), request.life
         if life.first_token is None:
             # The step that samples the first token is the one that computes the prompt's end.
             life.first_token = life.prefill_finished = now_ns
             if cached := request.counts.cached_first:
                 self._gains.deltas.append(Delta(request.number, [], cached_tokens=cached))
-        if tokens[-1] in request.stop_ids:
+        if newest in request.stop_ids:
             self.end(request, "stop", now_ns)
-        elif len(tokens) > request.computed_max:
+        elif request.read > request.computed_max:
             self.end(request, "length", now_ns)
 
     def score_prompts(self, found: dict[int, tuple[int, list[TokenLogprobs]]]) -> None:
@@ -207,7 +201,7 @@ class Roster:
         if sampled:
             request.known -= 1
             if not request.placeholders:
-                self.table.cells["last"][request.slot] = request.tokens[-1]
+                self.table.cells["last"][request.slot] = int(request.tokens[-1])
 
     def drop_row(self, request: Request, now_ns: int) -> None:
         """Expect a row back no longer."""

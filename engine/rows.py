@@ -18,10 +18,12 @@ Mask = npt.NDArray[np.bool_]
 
 COLUMNS = (
     *("epoch", "known", "read", "planned", "computed", "highest", "limit", "prompt"),
-    *("room", "nameable", "last", "decided", "flights", "iterations"),
+    *("room", "nameable", "last", "decided", "flights", "iterations", "ids"),
 )
 EPOCH, KNOWN, READ, PLANNED, COMPUTED, HIGHEST, LIMIT, PROMPT = range(8)
-ROOM, NAMEABLE, LAST, DECIDED, FLIGHTS, ITERATIONS = range(8, 14)
+ROOM, NAMEABLE, LAST, DECIDED, FLIGHTS, ITERATIONS, IDS = range(8, 15)
+ID_BYTES = 4
+"""Token ids are int32."""
 PLACEHOLDER = -1
 """Token id of a sampled token that the host has not read yet; the device has it."""
 
@@ -97,7 +99,10 @@ class Rows(Protocol):
     def reserve(
         self, values: Matrix, slots: Vector, counts: Vector | None, block_tokens: int
     ) -> Reservation:
-        """Take `counts` tokens of each in flight, one each for None; the last known one samples."""
+        """Take `counts` tokens of each in flight, one each for None; the last known one samples.
+
+        One whose tokens outgrow its room has been given one block more.
+        """
         ...
 
     def land(
@@ -106,7 +111,8 @@ class Rows(Protocol):
         """Count a step's tokens as computed, and note the ids of those that it sampled.
 
         What a sequence that was preempted or ended since then computed does not count. A token
-        sampled for one that was preempted is kept; for one that ended it is not.
+        sampled for one that was preempted is kept; for one that ended it is not. What is kept is
+        written behind the ids that were read before, at the address that is `ids`.
         """
         ...
 
@@ -137,6 +143,7 @@ class NumpyRows:
         # else decode; one row may hold more than one kind.
         decode_from = np.maximum(rows[:, HIGHEST], rows[:, PROMPT])
         decodes = np.maximum(np.minimum(ends - decode_from, counts), 0)
+        rows[:, ROOM] += block_tokens * (ends > rows[:, ROOM])
         blocks, indices = rows[:, ROOM] // block_tokens, known - rows[:, PROMPT]
         columns = np.stack((planned, counts, rows[:, EPOCH], indices, rows[:, LAST], blocks))
         rows[:, PLANNED] = ends
@@ -163,6 +170,9 @@ class NumpyRows:
         ids[step.samples] = tokens
         ended = rows[:, DECIDED] > 0
         kept = step.samples & ~ended
+        for place in np.flatnonzero(kept).tolist():
+            at = int(rows[place, IDS]) + ID_BYTES * int(read[place])
+            ctypes.c_int32.from_address(at).value = int(ids[place])
         read += kept
         newest = np.where(read == rows[:, KNOWN], ids, PLACEHOLDER)
         rows[:, LAST] = np.where(kept, newest, rows[:, LAST])
@@ -184,7 +194,7 @@ class NativeRows:
         self._library = library
         self._found = np.zeros(4, dtype=np.int64)
         self._told = self._found.data
-        self._told_at = _address(self._found)
+        self._told_at = address_of(self._found)
         pointer, number = ctypes.c_void_p, ctypes.c_int64
         for name, kinds in (
             ("rows_outlook", (*(pointer, pointer, number), *([pointer] * 4))),
@@ -201,9 +211,9 @@ class NativeRows:
         """Return what each may compute next."""
         count = len(slots)
         out = np.empty((3, count), dtype=np.int64)
-        at, stride = _address(out), count * 8
+        at, stride = address_of(out), count * 8
         self._library.rows_outlook(
-            *(_address(values), _address(slots), count, at, at + stride, at + 2 * stride),
+            *(address_of(values), address_of(slots), count, at, at + stride, at + 2 * stride),
             self._told_at,
         )
         decodes, lacking, chunks, _ = self._told
@@ -215,9 +225,10 @@ class NativeRows:
         """Take tokens in flight."""
         count = len(slots)
         columns, samples = np.empty((6, count), dtype=np.int64), np.empty(count, dtype=np.bool_)
+        counts_at = None if counts is None else address_of(counts)
         self._library.rows_reserve(
-            *(_address(values), _address(slots), None if counts is None else _address(counts)),
-            *(count, block_tokens, _address(columns), _address(samples), self._told_at),
+            *(address_of(values), address_of(slots), counts_at, count, block_tokens),
+            *(address_of(columns), address_of(samples), self._told_at),
         )
         decode_tokens, sampled, _, _ = self._told
         return Reservation(slots, columns, samples, sampled, decode_tokens)
@@ -229,17 +240,17 @@ class NativeRows:
         count, ids = len(step.slots), np.array(tokens, dtype=np.int64)
         assert len(ids) == step.sampled, "a token for each row that samples"
         places, kept = np.empty((2, count), dtype=np.int64), np.empty(count, dtype=np.bool_)
-        at = _address(places)
+        at = address_of(places)
         self._library.rows_land(
-            *(_address(values), _address(step.slots), _address(step.columns)),
-            *(_address(step.samples), count, _address(ids), _address(stops), len(stops)),
-            *(_address(kept), at, at + count * 8, self._told_at),
+            *(address_of(values), address_of(step.slots), address_of(step.columns)),
+            *(address_of(step.samples), count, address_of(ids), address_of(stops), len(stops)),
+            *(address_of(kept), at, at + count * 8, self._told_at),
         )
         full, due, kept_count, computed = self._told
         return Landing(computed, places[0, :full], places[1, :due], kept, kept_count)
 
 
-def _address(array: npt.NDArray[np.int64] | Mask) -> int:
+def address_of(array: npt.NDArray[np.int64] | npt.NDArray[np.int32] | Mask) -> int:
     """Return where its first entry lies; it must be contiguous."""
     address: int = array.__array_interface__["data"][0]
     return address

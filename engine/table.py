@@ -16,7 +16,6 @@ from engine.rows import (
     KNOWN,
     PROMPT,
     READ,
-    ROOM,
     Landing,
     Matrix,
     Outlook,
@@ -40,7 +39,7 @@ class Table:
     those of engine/request.py. `read` counts tokens whose ids the host has; `limit` is the most
     that may be computed, 0 once the finish is known, which `decided` says; `room` tokens fit its
     blocks; at `nameable` computed tokens its next block is full; `last` is the id of its last
-    known token.
+    known token; `ids` is the address of the int32 ids of those read, with room for all to come.
     """
 
     def __init__(self, block_tokens: int, rows: Rows | None = None) -> None:
@@ -91,12 +90,11 @@ class Table:
         """Return Request.pending of each, and who wants one token or more."""
         return self._rows.outlook(self._values, slots)
 
-    def widen(self, slots: Vector) -> None:
-        """Note that each of these holds one block more."""
-        self._values[slots, ROOM] += self._block_tokens
-
     def reserve(self, slots: Vector, counts: Vector | None) -> Reservation:
-        """Take `counts` tokens of each in flight, None for one; the last known one samples."""
+        """Take `counts` tokens of each in flight, None for one; the last known one samples.
+
+        One whose tokens outgrow its room has been given one block more.
+        """
         return self._rows.reserve(self._values, slots, counts, self._block_tokens)
 
     def land(self, step: Reservation, tokens: Sequence[int], stops: Vector) -> Landing:

@@ -36,12 +36,15 @@ class Line:
         return len(self._entries) - self._first
 
     def first(self) -> Entry:
+        """Return the first entry; there must be one."""
         return self._entries[self._first]
 
     def push(self, request: Request) -> None:
+        """Put a sequence at its place."""
         insort(self._entries, (request.rank, request.number, request), lo=self._first)
 
     def remove(self, request: Request) -> None:
+        """Take a sequence out."""
         entries, first = self._entries, self._first
         # Without the request itself the key sorts just before its entry.
         key: tuple[object, ...] = (request.rank, request.number)
@@ -57,6 +60,7 @@ class Line:
             self._first = 0
 
     def requests(self) -> list[Request]:
+        """Return all, in order."""
         return [entry[2] for entry in self._entries[self._first :]]
 
 

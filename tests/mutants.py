@@ -100,8 +100,8 @@ PLANTED = (
     Mutant(
         "a full hit leaves nothing to compute",
         "engine/admission.py",
-        "min(request.known - 1, len(request.tokens))",
-        "min(request.known, len(request.tokens))",
+        "min(request.known - 1, request.read)",
+        "min(request.known, request.read)",
     ),
     Mutant(
         "late rows count as computed",

@@ -10,13 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine import rows as engine_rows
-from engine.rows import COLUMNS, NAMEABLE, NativeRows, NumpyRows, Rows
+from engine.rows import COLUMNS, IDS, NAMEABLE, NativeRows, NumpyRows, Rows, address_of
 from engine.table import Table
 from kernels import native
 from kernels.native import NativeError
 from tests.simulation import Simulation
 
 BLOCK_TOKENS = 4
+IDS_MAX = 40
 
 
 def counters(pick: random.Random, slots: int) -> np.ndarray:
@@ -31,7 +32,7 @@ def counters(pick: random.Random, slots: int) -> np.ndarray:
             *(pick.randint(0, 2), known, known - pick.randint(0, 1), planned, computed),
             *(pick.randint(computed, known), pick.choice((0, known - 1, known + 5)), prompt),
             *(pick.randint(0, 6) * BLOCK_TOKENS, pick.choice((2**62, 4, 8)), pick.randint(0, 99)),
-            *(pick.randint(0, 1), pick.randint(0, 2), pick.randint(0, 50)),
+            *(pick.randint(0, 1), pick.randint(0, 2), pick.randint(0, 50), 0),
         )
     return values
 
@@ -39,6 +40,8 @@ def counters(pick: random.Random, slots: int) -> np.ndarray:
 def passes(rows: Rows, values: np.ndarray, seed: int) -> list[object]:
     """Drive one batch through all three; return everything that was told and left behind."""
     pick = random.Random(seed)
+    ids = np.full((len(values), IDS_MAX), -7, dtype=np.int32)
+    values[:, IDS] = [address_of(row) for row in ids]
     slots = np.array(pick.sample(range(len(values)), pick.randint(1, len(values))))
     told: list[object] = [
         [part if isinstance(part, int) else part.tolist() for part in rows.outlook(values, slots)]
@@ -55,7 +58,7 @@ def passes(rows: Rows, values: np.ndarray, seed: int) -> list[object]:
         values, step, tokens, np.array([3, 5][: pick.randint(0, 2)], dtype=np.int64)
     )
     told.append([part if isinstance(part, int) else part.tolist() for part in landing])
-    return [*told, values.tolist()]
+    return [*told, values[:, :IDS].tolist(), ids.tolist()]
 
 
 @given(seed=st.integers(0, 2**32), slots=st.integers(1, 70))

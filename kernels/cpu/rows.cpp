@@ -9,7 +9,7 @@
 namespace {
 
 enum Column { EPOCH, KNOWN, READ, PLANNED, COMPUTED, HIGHEST, LIMIT, PROMPT,
-              ROOM, NAMEABLE, LAST, DECIDED, FLIGHTS, ITERATIONS, COLUMNS };
+              ROOM, NAMEABLE, LAST, DECIDED, FLIGHTS, ITERATIONS, IDS, COLUMNS };
 
 constexpr int64_t PLACEHOLDER = -1;
 
@@ -47,6 +47,7 @@ void rows_reserve(int64_t* values, const int64_t* slots, const int64_t* counts, 
     const bool reaches = end == row[KNOWN];
     const int64_t decode_from = std::max(row[HIGHEST], row[PROMPT]);
     decode_tokens += std::max<int64_t>(0, std::min(end - decode_from, count));
+    if (end > row[ROOM]) row[ROOM] += block_tokens;  // it was lacking, and has been given one
     out[STARTS * n + i] = start;
     out[COUNTS * n + i] = count;
     out[EPOCHS * n + i] = row[EPOCH];
@@ -65,6 +66,7 @@ void rows_reserve(int64_t* values, const int64_t* slots, const int64_t* counts, 
 }
 
 // reserved is the matrix that rows_reserve filled; tokens are those of the rows that sample, packed.
+// What is kept of them goes behind the ids that each row has; there is room up to its limit.
 // full and due hold found[0] and found[1] places; found[2] tokens were kept, found[3] computed.
 void rows_land(int64_t* values, const int64_t* slots, const int64_t* reserved,
                const uint8_t* samples, int64_t n, const int64_t* tokens, const int64_t* stops,
@@ -83,7 +85,9 @@ void rows_land(int64_t* values, const int64_t* slots, const int64_t* reserved,
     const bool keeps = samples[i] && !row[DECIDED];
     bool is_due = row[DECIDED];
     if (keeps) {
-      const int64_t token = *tokens, read = ++row[READ];
+      const int64_t token = *tokens;
+      reinterpret_cast<int32_t*>(row[IDS])[row[READ]] = static_cast<int32_t>(token);
+      const int64_t read = ++row[READ];
       row[LAST] = read == row[KNOWN] ? token : PLACEHOLDER;
       is_due = read > row[LIMIT] || read == row[PROMPT] + 1 ||
                std::find(stops, stops + stops_n, token) != stops + stops_n;
