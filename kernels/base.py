@@ -8,7 +8,7 @@ are rows.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Literal, Protocol, runtime_checkable
 
 import torch
 
@@ -20,6 +20,9 @@ Prepared = object
 
 Beat = Callable[[], None]
 
+Activation = Literal["silu", "gelu_tanh"]
+"""What the gate of a feed-forward goes through."""
+
 PackedWeight = object
 """A weight matrix as its set of ops likes it; nobody else looks inside."""
 
@@ -30,12 +33,38 @@ class BackendError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionShape:
-    """Heads of a model, as attention sees them."""
+    """Heads of a model, as attention sees them.
+
+    A token of a layer with a window sees that many tokens, itself included; `windows` is empty
+    where no layer has one, and 0 stands for none. Scores are multiplied by `scale`, by default
+    1 / sqrt(head_dim), then held within a cap by cap x tanh(score / cap). `beyond` names, for a
+    backend that runs whole layers, what this model computes that a llama does not.
+    """
 
     layers: int
     heads: int
     kv_heads: int
     head_dim: int
+    windows: tuple[int, ...] = ()
+    scale: float | None = None
+    cap: float | None = None
+    beyond: tuple[str, ...] = ()
+
+    def window(self, layer: int) -> int:
+        """Return how many tokens a token of this layer sees, 0 for all before it."""
+        return self.windows[layer] if self.windows else 0
+
+
+def beyond_a_llama(shape: AttentionShape) -> tuple[str, ...]:
+    """Return, in words, all that a model of this shape computes and a llama does not."""
+    more: list[str] = []
+    if any(shape.windows):
+        more.append(f"a window of {max(shape.windows)} tokens")
+    if shape.scale is not None:
+        more.append(f"scores scaled by {shape.scale:g}")
+    if shape.cap is not None:
+        more.append("a cap on scores")
+    return (*more, *shape.beyond)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +97,11 @@ class StepBatch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerWeights:
-    """One layer. qkv and gate_up are fused by rows, in the order of their names."""
+    """One layer. qkv and gate_up are fused by rows, in the order of their names.
+
+    What a llama has not is None where a model has it not either. Query and key norms are over each
+    head, before rope; out norms are over what attention and feed-forward add to the residual.
+    """
 
     input_norm: torch.Tensor  # [hidden]
     qkv: PackedWeight  # [(heads + 2 x kv_heads) x head_dim, hidden]
@@ -76,11 +109,21 @@ class LayerWeights:
     post_norm: torch.Tensor  # [hidden]
     gate_up: PackedWeight  # [2 x intermediate, hidden]
     down: PackedWeight  # [hidden, intermediate]
+    qkv_bias: torch.Tensor | None = None  # [(heads + 2 x kv_heads) x head_dim]
+    output_bias: torch.Tensor | None = None  # [hidden]
+    query_norm: torch.Tensor | None = None  # [head_dim]
+    key_norm: torch.Tensor | None = None  # [head_dim]
+    attention_out_norm: torch.Tensor | None = None  # [hidden]
+    feed_out_norm: torch.Tensor | None = None  # [hidden]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderWeights:
-    """A llama-type decoder. Query and key rows are ordered so that rope's pairs are adjacent."""
+    """A llama-type decoder. Query and key rows are ordered so that rope's pairs are adjacent.
+
+    Layers with a window turn by local_rotations where there are such. Embeddings are multiplied by
+    embedding_scale, logits are held within logits_cap as scores within their cap.
+    """
 
     shape: AttentionShape
     norm_eps: float
@@ -89,6 +132,10 @@ class DecoderWeights:
     final_norm: torch.Tensor  # [hidden]
     head: PackedWeight  # [vocabulary, hidden]
     rotations: torch.Tensor  # [positions, head_dim / 2, 2] float32: cosine, sine
+    local_rotations: torch.Tensor | None = None  # the same shape
+    activation: Activation = "silu"
+    embedding_scale: float = 1.0
+    logits_cap: float | None = None
 
 
 class Ops(Protocol):
@@ -109,7 +156,7 @@ class Ops(Protocol):
         ...
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-        """Return x [T, hidden] over its root mean square, times weight."""
+        """Return x [..., size] over its root mean square, times weight [size]; float32 or x's."""
         ...
 
     def add_rms_norm(
@@ -124,6 +171,10 @@ class Ops(Protocol):
 
     def silu_multiply(self, gate_up: torch.Tensor) -> torch.Tensor:
         """Return silu(gate) x up [T, intermediate] of gate_up [T, 2 x intermediate]."""
+        ...
+
+    def gelu_multiply(self, gate_up: torch.Tensor) -> torch.Tensor:
+        """Return the same with gelu, by its tanh approximation, in place of silu."""
         ...
 
 

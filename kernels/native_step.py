@@ -20,6 +20,7 @@ from kernels.base import (
     PackedWeight,
     Prepared,
     StepBatch,
+    beyond_a_llama,
 )
 from kernels.native import NativeError, library
 from kernels.ops import TorchOps
@@ -146,6 +147,8 @@ def refusal_of(
     shape: AttentionShape, device: str, dtype: torch.dtype, block_tokens: int
 ) -> str | None:
     """Return why C++ cannot serve a model with this attention, None if it can."""
+    if more := beyond_a_llama(shape):
+        return f"computes llamas alone; this model has {', '.join(more)}"
     if shape.head_dim % TILE or shape.head_dim > HEAD_DIM_MAX:
         return f"head dimension {shape.head_dim} is not 32, 64, ... {HEAD_DIM_MAX}"
     if shape.heads // shape.kv_heads > UNIT_TOKENS:

@@ -35,7 +35,9 @@ class TorchOps:
         return F.linear(x, weight)
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-        """Return x over its root mean square, times weight."""
+        """Return x over its root mean square, times weight; a float32 weight is applied in it."""
+        if weight.dtype != x.dtype:
+            return F.rms_norm(x.to(weight.dtype), weight.shape, weight, eps).to(x.dtype)
         return F.rms_norm(x, weight.shape, weight, eps)
 
     def add_rms_norm(
@@ -56,6 +58,11 @@ class TorchOps:
         """Return silu(gate) x up."""
         gate, up = gate_up.chunk(2, dim=-1)
         return F.silu(gate).mul_(up)
+
+    def gelu_multiply(self, gate_up: torch.Tensor) -> torch.Tensor:
+        """Return gelu(gate) x up, gelu by its tanh approximation."""
+        gate, up = gate_up.chunk(2, dim=-1)
+        return F.gelu(gate, approximate="tanh").mul_(up)
 
 
 class OneDnnOps(TorchOps):

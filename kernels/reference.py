@@ -18,6 +18,7 @@ class ReferenceCache:
     keys: torch.Tensor
     values: torch.Tensor
     block_tokens: int
+    shape: AttentionShape
 
 
 class ReferenceBackend:
@@ -28,8 +29,8 @@ class ReferenceBackend:
     def supports(
         self, shape: AttentionShape, device: str, dtype: torch.dtype, block_tokens: int
     ) -> str | None:
-        """Return None: it serves everywhere."""
-        return None
+        """Return None, or why not: it serves everywhere, in every type of floating point."""
+        return None if dtype.is_floating_point else f"{dtype} is not a type it computes in"
 
     def allocate_kv(
         self,
@@ -42,7 +43,7 @@ class ReferenceBackend:
         """Return a zeroed cache."""
         size = (shape.layers, blocks * block_tokens, shape.kv_heads, shape.head_dim)
         keys = torch.zeros(size, dtype=dtype, device=device)
-        return ReferenceCache(keys, torch.zeros_like(keys), block_tokens)
+        return ReferenceCache(keys, torch.zeros_like(keys), block_tokens, shape)
 
     def clear_blocks(self, cache: Cache, blocks: list[int]) -> None:
         """Zero these blocks."""
@@ -78,24 +79,33 @@ class ReferenceBackend:
             blocks = prepared.block_tables[row, positions // cache.block_tokens].long()
             slots = blocks * cache.block_tokens + positions % cache.block_tokens
             tokens = slice(start, start + length)
-            out[tokens] = attend_row(q[tokens], keys[slots], values[slots])
+            out[tokens] = attend_row(q[tokens], keys[slots], values[slots], cache.shape, layer)
             start += length
         return out
 
 
-def attend_row(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-    """Return softmax(q k / sqrt(head_dim)) v of one row, causal and bottom-right aligned.
+def attend_row(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, shape: AttentionShape, layer: int
+) -> torch.Tensor:
+    """Return softmax(q k x scale) v of one row, causal and bottom-right aligned.
 
     q is [n, heads, head_dim], the last n of the context's tokens; k, v [context, kv_heads,
     head_dim]; consecutive heads / kv_heads query heads share a key head (Ainslie et al., 2023).
+    A cap bounds the scores as in Gemma 2; with a window a token sees that many, itself included.
     """
     count, heads, head_dim = q.shape
     context, kv_heads, _ = k.shape
     shared = heads // kv_heads
     keys = k.float().repeat_interleave(shared, dim=1)
     values = v.float().repeat_interleave(shared, dim=1)
-    scores = torch.einsum("qhd,khd->hqk", q.float(), keys) / head_dim**0.5
-    query_positions = torch.arange(context - count, context, device=q.device)
-    future = torch.arange(context, device=q.device) > query_positions[:, None]
-    weights = scores.masked_fill(future, -torch.inf).softmax(dim=-1)
+    scale = head_dim**-0.5 if shape.scale is None else shape.scale
+    scores = torch.einsum("qhd,khd->hqk", q.float(), keys) * scale
+    if shape.cap is not None:
+        scores = shape.cap * torch.tanh(scores / shape.cap)
+    queries = torch.arange(context - count, context, device=q.device)[:, None]
+    positions = torch.arange(context, device=q.device)
+    hidden = positions > queries
+    if window := shape.window(layer):
+        hidden = hidden | (positions <= queries - window)
+    weights = scores.masked_fill(hidden, -torch.inf).softmax(dim=-1)
     return torch.einsum("hqk,khd->qhd", weights, values).to(q.dtype)

@@ -1,92 +1,141 @@
-"""A window costs what lies in it: queries skip what lies outside before they look into it.
+"""Attention that sees a window, caps its scores or scales them anew: every backend against float64.
 
-Owns the proof by what DuckDB reads from the disk of a long record, which no busy machine can blur.
-How fast post-mortems are on a day of records is measured elsewhere.
+Owns the tests of what AttentionShape asks beyond plain causal attention. Scenes are those of
+test_kernels.py: blocks in no order, among stale values, decodes and chunks in one step.
 """
 
-import json
-from pathlib import Path
+from collections.abc import Iterator
 
-import duckdb
 import pytest
+import torch
 
-from telemetry.named import Bound, catalogue
-from telemetry.schema import ddl
-from tests import samples
-from tests.sick_runs import DAY_US, FIRST_STARTED_UNIX_US
+from kernels import sdpa
+from kernels.base import AttentionBackend, AttentionShape
+from kernels.native_step import refusal_of
+from kernels.reference import ReferenceBackend
+from kernels.sdpa import SdpaBackend
+from tests.test_kernels import MIXED, TOLERANCE, Scene, attend, batch_of, fill_stale, packed, scene
 
-STEPS = 36_000
-STEP_NS = 50_000_000
-ROWS_A_GROUP = 2048
-SHARE_MAX = 0.4
-"""Of the bytes of all slices. Each query reads one column of every row to know where time ends."""
-
-LISTS = ("requests", "start_positions", "token_counts", "kv_block_counts")
+BACKENDS = (ReferenceBackend(), SdpaBackend())
+LONG = [(700, 700), (40, 40), (90, 30), (650, 600), (333, 1), (64, 1), (3, 1), (12, 12)]
 
 
-@pytest.fixture(scope="module")
-def long_record(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Half an hour of steps in each of two lives of a server, with lists that do not pack."""
-    path = tmp_path_factory.mktemp("long") / "long.duckdb"
-    with duckdb.connect() as connection:
-        connection.execute(f"ATTACH '{path}' AS long (ROW_GROUP_SIZE {ROWS_A_GROUP})")
-        connection.execute("USE long")
-        for statement in ddl():
-            connection.execute(statement)
-        for day, run_id in enumerate(("earlier", "later")):
-            run = samples.run(started_unix_us=FIRST_STARTED_UNIX_US + day * DAY_US)
-            fields = [run_id, 1, 1, *(getattr(run, name) for name in run.__slots__)]
-            places = ", ".join(["?"] * len(fields))
-            connection.execute(f"INSERT INTO run VALUES ({places})", fields)
-            connection.execute(
-                f"INSERT INTO iteration SELECT '{run_id}', 1, i + 2, {', '.join(step_values())} "
-                f"FROM range({STEPS}) t(i)"
-            )
-        connection.execute("CHECKPOINT")
-    return path
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
-def step_values() -> list[str]:
-    """Return the columns of iteration i as SQL, twenty steps a second."""
-    sample = samples.iteration(1, [1])
-    chosen = {
-        "step": "i + 1",
-        "begin_at_ns": f"i * {STEP_NS}",
-        "end_at_ns": f"(i + 1) * {STEP_NS}",
-        **dict.fromkeys(LISTS, "[hash(i * 8 + j) % 1000000 for j in range(8)]"),
-    }
-    values = []
-    for name in sample.__slots__:
-        value = getattr(sample, name)
-        plain = "NULL" if value is None else f"'{value}'" if isinstance(value, str) else value
-        values.append(str(chosen.get(name, plain)))
-    return values
+def shape_of(window: int, **values: float) -> AttentionShape:
+    """Return a shape whose last layer has this window, its first another."""
+    sizes = {"layers": 2, "heads": 6, "kv_heads": 2, "head_dim": 16}
+    return AttentionShape(**sizes, windows=(11, window), **values)  # type: ignore[arg-type]
 
 
-def bytes_read(path: Path, bound: Bound) -> int:
-    """Return what a query reads from the disk, asked of a file that nobody has read yet."""
-    with duckdb.connect(path, read_only=True) as connection:
-        asked = "EXPLAIN (ANALYZE, FORMAT json) " + bound.sql
-        row = connection.execute(asked, bound.parameters).fetchone()
-    assert row is not None
-    read: int = json.loads(row[1])["io"]["total_bytes_read"]
-    return read
+def exact(drawn: Scene, shape: AttentionShape, window: int) -> torch.Tensor:
+    """Return the scene's attention written out token by token, in float64."""
+    out = []
+    start = 0
+    scale = shape.scale or shape.head_dim**-0.5
+    for (context, count), keys, values in zip(drawn.rows, drawn.keys, drawn.values, strict=True):
+        for token in range(count):
+            last = context - count + token + 1
+            seen = slice(max(0, last - window) if window else 0, last)
+            k = keys[seen].double().repeat_interleave(shape.heads // shape.kv_heads, 1)
+            v = values[seen].double().repeat_interleave(shape.heads // shape.kv_heads, 1)
+            scores = (k * drawn.q[start + token].double()).sum(-1) * scale
+            if shape.cap:
+                scores = shape.cap * (scores / shape.cap).tanh()
+            out.append((scores.softmax(0)[..., None] * v).sum(0))
+        start += count
+    return torch.stack(out)
 
 
-@pytest.fixture(scope="module")
-def all_slices(long_record: Path) -> int:
-    sums = " + ".join(f"sum(list_sum({name}))" for name in LISTS)
-    return bytes_read(long_record, Bound(sql=f"SELECT {sums} FROM iteration", parameters=[]))
-
-
-@pytest.mark.parametrize("name", [query.name for query in catalogue().values() if query.windowed])
-def test_a_query_does_not_read_what_lies_outside_its_window(
-    long_record: Path, all_slices: int, name: str
+@pytest.mark.parametrize("backend", BACKENDS, ids=lambda one: one.name)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("block_tokens", [16, 5])
+@pytest.mark.parametrize(
+    ("window", "values"),
+    [(1, {}), (7, {}), (16, {}), (33, {}), (0, {"cap": 2.0}), (9, {"cap": 0.5, "scale": 0.3})],
+)
+def test_mixed_rows_see_their_window(
+    backend: AttentionBackend,
+    dtype: torch.dtype,
+    block_tokens: int,
+    window: int,
+    values: dict[str, float],
 ) -> None:
-    bound = catalogue()[name].bind({"last_s": 30})
-    assert bytes_read(long_record, bound) < SHARE_MAX * all_slices
+    shape = shape_of(window, **values)
+    drawn = scene(MIXED, shape, dtype=dtype, block_tokens=block_tokens, padding=2)
+    difference = attend(backend, drawn, shape).double() - exact(drawn, shape, window)
+    assert difference[:-2].abs().max().item() < TOLERANCE[dtype]
 
 
-def test_the_measure_can_tell(long_record: Path, all_slices: int) -> None:
-    whole = catalogue()["who_held_the_kv"].bind({"from_unix_us": 0})
-    assert bytes_read(long_record, whole) > all_slices / 2 > 2**20
+@pytest.mark.parametrize("window", [1, 50, 512, 600, 0])
+@pytest.mark.parametrize("values", [{}, {"cap": 1.5, "scale": 0.4}])
+def test_long_chunks_see_their_window(window: int, values: dict[str, float]) -> None:
+    """Longer than a part, with and without history, beside decodes."""
+    shape = shape_of(window, **values)
+    drawn = scene(LONG, shape)
+    expected = attend(ReferenceBackend(), drawn, shape)
+    assert torch.allclose(attend(SdpaBackend(), drawn, shape), expected, atol=2e-6, rtol=0)
+
+
+def test_only_what_a_window_sees_is_gathered() -> None:
+    """A row of 325 tokens with a window of 11 looks in two blocks of 16, not in 21."""
+    shape = shape_of(11)
+    drawn = scene([(325, 1)], shape)
+    backend = SdpaBackend()
+    cache = backend.allocate_kv(shape, drawn.blocks, 16, torch.float32, "cpu")
+    prepared = backend.prepare(batch_of(drawn, [(324, 325)]), cache)
+    assert isinstance(prepared, sdpa._Prepared)
+    assert prepared.views[11].decodes[0].gather.numel() == 2 * shape.kv_heads
+
+
+def test_a_window_longer_than_every_row_costs_nothing() -> None:
+    shape = AttentionShape(layers=2, heads=6, kv_heads=2, head_dim=16, windows=(64, 0))
+    drawn = scene([(20, 1), (40, 40)], shape)
+    backend = SdpaBackend()
+    cache = backend.allocate_kv(shape, drawn.blocks, 16, torch.float32, "cpu")
+    prepared = backend.prepare(batch_of(drawn, [(19, 20), (0, 40)]), cache)
+    assert isinstance(prepared, sdpa._Prepared)
+    assert prepared.views[64] is prepared.views[0]
+
+
+def test_layers_differ_by_their_windows() -> None:
+    """One step: layer 0 sees 11 tokens, layer 1 all of them."""
+    shape = shape_of(0)
+    drawn = scene([(60, 60)], shape)
+    for backend in BACKENDS:
+        cache = backend.allocate_kv(shape, drawn.blocks, 16, torch.float32, "cpu")
+        fill_stale(cache, 3e4)
+        spans = [(0, 60)]
+        prepared = backend.prepare(batch_of(drawn, spans), cache)
+        k, v = packed(drawn.keys, spans), packed(drawn.values, spans)
+        for layer, window in enumerate(shape.windows):
+            out = backend.attend(layer, drawn.q, k, v, cache, prepared)
+            assert torch.allclose(out.double(), exact(drawn, shape, window), atol=2e-6, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("values", "cause"),
+    [
+        ({"windows": (8, 0)}, "a window of 8 tokens"),
+        ({"cap": 50.0}, "a cap on scores"),
+        ({"scale": 0.5}, "scores scaled by 0.5"),
+        ({"beyond": ("biases", "norms of heads")}, "biases, norms of heads"),
+    ],
+)
+def test_cpp_refuses_what_it_does_not_compute(values: dict[str, object], cause: str) -> None:
+    shape = AttentionShape(layers=2, heads=4, kv_heads=2, head_dim=32, **values)  # type: ignore[arg-type]
+    assert cause in (refusal_of(shape, "cpu", torch.bfloat16, 16) or "")
+
+
+PLAIN = AttentionShape(layers=2, heads=4, kv_heads=2, head_dim=32)
+
+
+def test_integers_are_no_keys() -> None:
+    assert "int8" in (ReferenceBackend().supports(PLAIN, "cpu", torch.int8, 16) or "")
+    assert "int8" in (SdpaBackend().supports(PLAIN, "cpu", torch.int8, 16) or "")
