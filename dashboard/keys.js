@@ -51,7 +51,7 @@ export function bindKeys(app) {
     if (pressed && /^(BUTTON|A|SUMMARY)$/.test(e.target.tagName)) return;
     const page = /^[1-9]$/.test(e.key) ? app.router.pages[e.key - 1] : null;
     const act = table.get(e.key === ' ' ? 'space' : e.key === '=' ? '+' : e.key);
-    if (page) app.go(page.name, {});
+    if (page) app.router.visit(page.name);
     else if (!act || act(app) === false) return;
     e.preventDefault();
   });

@@ -95,8 +95,13 @@ class App {
     return [
       { name: 'live', title: 'Live', create: () => this.live },
       { name: 'request', title: 'Requests', create: () => new RequestPage(this, { ask }) },
-      { name: 'post-mortem', title: 'Post-mortem', create: () => new PostMortem(this) },
-      { name: 'compare', title: 'Compare', create: () => new Compare(this) },
+      {
+        name: 'post-mortem',
+        title: 'Post-mortem',
+        keeps: true,
+        create: () => new PostMortem(this),
+      },
+      { name: 'compare', title: 'Compare', keeps: true, create: () => new Compare(this) },
       { name: 'try', title: 'Try it', create: () => this.tryPage() },
     ];
   }
@@ -105,7 +110,7 @@ class App {
     const box = new TryIt({
       title,
       run: () => this.store.run,
-      find: (requestId) => this.find(requestId),
+      find: (requestId) => this.store.find(requestId),
       mine: this.mine,
       onJoin: (requestId) => {
         this.awaited = requestId;
@@ -135,7 +140,7 @@ class App {
   showInScore({ run_id, request_id, from_ns, to_ns }) {
     const { store, live } = this,
       { columns } = store;
-    const r = run_id === store.runId ? this.find(request_id) : null;
+    const r = run_id === store.runId ? store.find(request_id) : null;
     if (r && store.requests.has(r.id) && columns.has(columns.find(to_ns)) && r.seen >= 0) {
       this.go('live', {});
       if (live.score.selected !== r.id) live.score.select(r.id);
@@ -199,15 +204,6 @@ class App {
     this.live.score.show(request);
   }
 
-  find(requestId) {
-    for (const r of this.store.live) if (r.start?.request_id === requestId) return r;
-    const { ended } = this.store;
-    for (let i = ended.length - 1; i >= Math.max(0, ended.length - 64); i--) {
-      if (ended[i].start?.request_id === requestId) return ended[i];
-    }
-    return null;
-  }
-
   link(state) {
     const now_ms = performance.now();
     if (state === 'disconnected') this.heardNs = this.nowNs(now_ms);
@@ -247,7 +243,7 @@ class App {
       this.notice.update(this.store, this.linkState);
       if (this.linkState === 'disconnected') this.knock(now_ms);
       if (this.awaited) {
-        const r = this.find(this.awaited);
+        const r = this.store.find(this.awaited);
         if (r) this.light(r.start);
       }
     }

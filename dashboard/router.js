@@ -24,12 +24,14 @@ export function addressOf(name, { id, ...rest } = {}) {
 }
 
 export class Router {
-  // pages: [{name, title, create()}]; a page is created when it is first shown, and has `element`,
+  // pages: [{name, title, create(), keeps}]; one that keeps its address is come back to as it was
+  // left, and its own link begins it anew. A page is created when it is first shown, has `element`,
   // `enter(params)`, `leave()`, `frame(now_ms, elapsed_ms)`, `theme(colours)` and `resize()`.
   // address: {read() -> hash, write(hash, replaces)}; onShow(name, title) tells the page around it.
   constructor({ pages, host, nav, address, onShow }) {
     Object.assign(this, { pages, host, address, onShow });
     this.made = new Map();
+    this.left = new Map(); // name -> the address it was left at
     this.name = this.page = null;
     this.links = pages.map(({ name, title }) =>
       make('a', { href: addressOf(name), text: title, 'data-page': name }),
@@ -43,6 +45,7 @@ export class Router {
     const known = this.pages.find(({ name }) => name === asked?.name) ?? this.pages[0];
     const params = known.name === asked?.name ? asked.params : {};
     this.page?.leave();
+    if (known.keeps) this.left.set(known.name, this.address.read());
     if (known.name !== this.name) this.change(known);
     this.page.theme(colours);
     this.page.enter(params);
@@ -55,7 +58,9 @@ export class Router {
     this.name = name;
     put(this.host, this.page.element);
     for (const link of this.links) {
-      if (link.dataset.page === name) link.setAttribute('aria-current', 'page');
+      const other = link.dataset.page;
+      link.href = other === name ? addressOf(name) : this.back(other);
+      if (other === name) link.setAttribute('aria-current', 'page');
       else link.removeAttribute('aria-current');
     }
     this.page.resize();
@@ -64,6 +69,16 @@ export class Router {
   // A page's own state in the address, without entering it anew: `replaces` adds no step back.
   note(params, { replaces = true } = {}) {
     this.address.write(addressOf(this.name, params), replaces);
+    if (this.left.has(this.name)) this.left.set(this.name, addressOf(this.name, params));
+  }
+
+  // The address at which a page is come back to.
+  back(name) {
+    return this.left.get(name) ?? addressOf(name);
+  }
+
+  visit(name) {
+    this.address.write(this.name === name ? addressOf(name) : this.back(name), false);
   }
 
   go(name, params) {

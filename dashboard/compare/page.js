@@ -4,15 +4,15 @@
 
 import { ask } from '../api.js';
 import { make, put, write } from '../dom.js';
-import { plural, timeOfDay } from '../format.js';
+import { duration, plural, timeOfDay } from '../format.js';
 import { instantText } from '../post-mortem/address.js';
 import { Asker, objects } from '../post-mortem/asker.js';
 import { RUNS } from '../post-mortem/overview.js';
 import { fileWords } from '../post-mortem/picker.js';
 import { addressOf } from '../router.js';
 import { figures, notes, settings, verdict, waterfall } from './parts.js';
-import { Picture, SHOWN_US, level } from './picture.js';
-import { EMPTY, bodyOf, isWhole, readSides, writeSides } from './sides.js';
+import { Picture, SHOWN_US, together } from './picture.js';
+import { EMPTY, bodyOf, isWhole, pinned, readSides, writeSides } from './sides.js';
 
 export class Compare {
   // app: {router}
@@ -93,8 +93,9 @@ export class Compare {
 
   enter(params) {
     const sides = readSides(params);
-    const same = JSON.stringify(sides) === JSON.stringify(this.sides);
-    this.sides = sides;
+    const asked = JSON.stringify(sides);
+    const same = [this.sides, this.found].some((those) => JSON.stringify(those) === asked);
+    if (!same) this.sides = sides;
     this.fill();
     this.list();
     if (!isWhole(sides.a) || !isWhole(sides.b)) this.blank();
@@ -117,6 +118,7 @@ export class Compare {
 
   frame(now_ms, elapsed_ms) {
     if (!this.result) return;
+    if (this.whole) together(Object.values(this.pictures));
     for (const { score } of Object.values(this.pictures)) score.frame(now_ms, elapsed_ms);
   }
 
@@ -233,6 +235,7 @@ export class Compare {
       if (signal.aborted) return;
       this.result = result;
       this.show(result);
+      this.pin(result);
       await this.draw(result, signal);
       if (!signal.aborted) this.whole = true;
     } catch (error) {
@@ -257,6 +260,13 @@ export class Compare {
     this.resize();
   }
 
+  // What was said relative to now stands in the address as what it was: a link stays true.
+  pin(result) {
+    const { sides } = this;
+    this.found = { a: pinned(sides.a, result.a), b: pinned(sides.b, result.b) };
+    this.app.router.note(writeSides(this.found), { replaces: true });
+  }
+
   // Both scores, on one scale.
   async draw({ a, b }, signal) {
     const length = Math.min(
@@ -270,6 +280,10 @@ export class Compare {
       try {
         const shown = await picture.show(ask, file, about[name], length, signal);
         if (!shown) return;
+        const whole_us = about[name].to_unix_us - shown.from_us;
+        const part = shown.to_us - shown.from_us;
+        const first = part < 0.98 * whole_us ? ` · its first ${duration(part / 1e3)} drawn` : '';
+        write(picture.about, aboutWords(about[name]) + first);
         picture.open.href = addressOf('post-mortem', {
           file,
           run: shown.run,
@@ -282,8 +296,7 @@ export class Compare {
       }
     };
     await Promise.all([one('a'), one('b')]);
-    const both = Object.values(this.pictures);
-    if (!signal.aborted && both.every(({ score }) => score.drawable)) level(both);
+    if (!signal.aborted) together(Object.values(this.pictures), { anew: true });
   }
 
   fail(error) {

@@ -79,7 +79,7 @@ const wordOf = ({ kind, verdict }) =>
   kind === 'total' || kind === 'rest' || verdict === 'same' ? '' : WORDS[verdict];
 
 export function figures(diff) {
-  const cell = (value, unit) => (unit === 'ms' ? ms(value) : number(value));
+  const cell = (value, { a, b, unit }) => (unit === 'ms' ? ms(value) : number(value, a, b));
   const line = (change) => {
     const share = change.a > 0 ? (change.b - change.a) / change.a : NaN;
     const more = Number.isFinite(share)
@@ -97,8 +97,8 @@ export function figures(diff) {
         change.name,
         change.unit !== 'ms' && make('small', { class: 'faint', text: ' ' + change.unit }),
       ),
-      make('td', { class: 'num', text: cell(change.a, change.unit) }),
-      make('td', { class: 'num', text: cell(change.b, change.unit) }),
+      make('td', { class: 'num', text: cell(change.a, change) }),
+      make('td', { class: 'num', text: cell(change.b, change) }),
       make('td', { class: 'num', 'data-verdict': change.verdict, text: words }),
     );
   };
@@ -148,7 +148,11 @@ export function settings({ settings: changed }) {
 export const notes = ({ notes: said }) =>
   said.map((text) => make('p', { class: 'cmp-note', text: `▲ ${text}` }));
 
-function number(value) {
+// Both sides with as many decimals as give the larger three digits.
+function number(value, a, b) {
   if (!Number.isFinite(value)) return '–';
-  return value.toLocaleString('en-US', { maximumSignificantDigits: 4 });
+  const most = Math.max(...[a, b].filter(Number.isFinite).map(Math.abs), 1e-9);
+  const decimals = Math.min(6, Math.max(0, 2 - Math.floor(Math.log10(most))));
+  const options = { minimumFractionDigits: decimals, maximumFractionDigits: decimals };
+  return value.toLocaleString('en-US', options);
 }

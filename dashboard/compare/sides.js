@@ -2,6 +2,8 @@
 // window such as 15m/10m or FROM/TO, or a recorded file. Called by: compare/page.js and whoever
 // links there. Pure.
 
+import { instantText } from '../post-mortem/address.js';
+
 export const EMPTY = Object.freeze({ text: '', file: null });
 
 // params: an object of texts or URLSearchParams.
@@ -21,6 +23,16 @@ export function writeSides({ a, b }) {
 }
 
 export const isWhole = ({ text, file }) => Boolean(text || file);
+
+const RELATIVE = /^(last|previous)$|(^|\/)(now|\d+(\.\d+)?[smhd])(\/|$)/;
+
+// A side as what it turned out to be: `now` and `last` mean something else tomorrow.
+export function pinned(side, { runs, from_unix_us, to_unix_us }) {
+  if (!RELATIVE.test(side.text)) return side;
+  const run = /^(last|previous)$/.test(side.text) && runs.length === 1;
+  const text = run ? runs[0] : windowText(instantText(from_unix_us), instantText(to_unix_us));
+  return Object.freeze({ ...side, text });
+}
 
 // The body of POST /telemetry/diff.
 export function bodyOf({ a, b }) {

@@ -4,7 +4,7 @@
 
 import { Store } from '../score/store.js';
 import { objects } from './asker.js';
-import { COUNTS, LOST, SHOWN_KINDS, pageOf, readPage, replay } from './records.js';
+import { BEFORE, COUNTS, LOST, SHOWN_KINDS, pageOf, readPage, replay } from './records.js';
 import { excess } from './window.js';
 
 const BREATH = 3000; // records fed without giving the page a turn
@@ -28,7 +28,8 @@ export async function load(asker, { run, from_ns, to_ns }, { signal, onProgress 
     }
   }
   const lost = (await asker.sql(LOST, place, { signal })).rows;
-  const fed = replay(parts, lost, place[1]);
+  const earlier = objects(await asker.sql(BEFORE, place.slice(0, 2), { signal }));
+  const fed = replay(parts, lost, place[1], earlier);
   const store = new Store();
   for (let i = 0; i < fed.length; i++) {
     store.ingest(fed[i].kind, fed[i].record, run);

@@ -191,6 +191,10 @@ export class Past {
   }
 
   frame(now_ms, elapsed_ms) {
+    if (this.score.rem !== this.rem) {
+      this.rem = this.score.rem;
+      this.resize();
+    }
     this.score.frame(now_ms, elapsed_ms);
   }
 

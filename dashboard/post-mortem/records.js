@@ -28,6 +28,25 @@ export const LOST = `SELECT from_seq, to_seq, lost FROM telemetry_lost WHERE run
   AND to_seq >= (SELECT coalesce(min(seq), 0) ${STEPS})
   AND from_seq <= (SELECT coalesce(max(seq), -1) ${STEPS}) ORDER BY from_seq`;
 
+// What those who lived when the window ($2) began had been through before it: how far each was ever
+// computed, how often it was preempted, and why it still stood preempted then (null: it did not).
+export const BEFORE = `WITH earlier AS (
+  SELECT seq, preempted, preempted_lost_tokens, preempted_causes, admitted FROM iteration
+  WHERE run_id = $1 AND end_at_ns <= $2 AND end_at_ns >= (SELECT min(arrived_at_ns)
+    FROM request_start WHERE run_id = $1 AND arrived_at_ns <= $2 AND request NOT IN
+    (SELECT request FROM request_end WHERE run_id = $1 AND released_at_ns < $2))
+), lost AS (
+  SELECT seq, unnest(preempted) AS request, unnest(preempted_lost_tokens) AS tokens,
+         unnest(preempted_causes) AS cause FROM earlier WHERE len(preempted) > 0
+), back AS (
+  SELECT request, max(seq) AS seq FROM (SELECT seq, unnest(admitted) AS request FROM earlier
+    WHERE len(admitted) > 0) GROUP BY request
+)
+SELECT l.request, max(l.tokens)::BIGINT AS computed, count(*) AS preemptions,
+       CASE WHEN max(l.seq) > coalesce(any_value(b.seq), -1) THEN arg_max(l.cause, l.seq) END
+         AS cause
+FROM lost l LEFT JOIN back b USING (request) GROUP BY l.request`;
+
 export const COUNTS = `SELECT count(*) AS iterations, coalesce(sum(len(requests)), 0)::BIGINT
   AS slices ${STEPS}`;
 
@@ -48,8 +67,9 @@ export function readPage({ columns, rows, truncated }) {
 }
 
 // What a Store is fed: a hello with what lived when the window began, then every record of it in
-// its place, losses too. parts: {kind: [{seq, record}]}; lost: [[from, to, count]].
-export function replay(parts, lost, from_ns) {
+// its place, losses too. parts: {kind: [{seq, record}]}; lost: [[from, to, count]]; earlier: rows of
+// BEFORE as objects.
+export function replay(parts, lost, from_ns, earlier = []) {
   const first = parts.iteration[0]?.seq ?? Infinity;
   const runs = parts.run.filter(({ seq }) => seq < first);
   const before = (parts.request_start ?? []).filter(({ seq }) => seq < first);
@@ -69,6 +89,6 @@ export function replay(parts, lost, from_ns) {
   }
   placed.sort((a, b) => a.seq - b.seq);
   const live = before.map(({ record }) => record);
-  const hello = { schema_version: run?.schema_version ?? 0, run, live, lost: 0 };
+  const hello = { schema_version: run?.schema_version ?? 0, run, live, lost: 0, earlier };
   return [{ seq: first - 1, kind: 'hello', record: hello }, ...placed];
 }

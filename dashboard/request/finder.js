@@ -30,7 +30,7 @@ export class Finder {
     this.field = make('input', {
       id: 'request-id',
       type: 'search',
-      placeholder: 'request id, or the client’s own',
+      placeholder: '#number, request id, or the client’s own',
       autocomplete: 'off',
       spellcheck: 'false',
       oninput: () => this.show(),
@@ -67,7 +67,8 @@ export class Finder {
   submit(e) {
     e.preventDefault();
     const id = this.field.value.trim();
-    if (id) this.onPick(id);
+    const named = [...this.liveRows, ...this.endedRows].find((r) => '#' + r.request === id);
+    if (id) this.onPick(named?.request_id ?? id);
   }
 
   sort(order) {
@@ -80,7 +81,8 @@ export class Finder {
     if (now_ms < (this.due_ms ?? 0) || this.live.matches(':hover, :focus-within')) return;
     this.due_ms = now_ms + AGAIN_MS;
     try {
-      this.liveRows = sequences((await this.ask('GET', 'v1/requests')).data);
+      const { data } = await this.ask('GET', 'v1/requests');
+      this.liveRows = sequences(data, (id) => this.store.find(id)?.id);
       write(this.said, '');
       this.showLive();
     } catch (error) {
@@ -115,8 +117,8 @@ export class Finder {
 
   fitting(rows) {
     const wanted = this.field.value.trim().toLowerCase();
-    return rows.filter(({ request_id, external_id, tenant }) =>
-      [request_id, external_id, tenant].some((value) =>
+    return rows.filter(({ request_id, external_id, tenant, request }) =>
+      [request_id, external_id, tenant, '#' + request].some((value) =>
         String(value ?? '').toLowerCase().includes(wanted),
       ),
     );
@@ -133,9 +135,9 @@ export class Finder {
   }
 }
 
-const sequences = (data) =>
+const sequences = (data, numberOf) =>
   data.flatMap(({ external_id, age_ms, sequences: those }) =>
-    those.map((one) => ({ ...one, external_id, age_ms })),
+    those.map((one) => ({ ...one, external_id, age_ms, request: numberOf(one.request_id) })),
   );
 
 const rowsOf = ({ columns, rows }) =>
@@ -184,6 +186,7 @@ function table(rows, columns, onPick, none) {
             make(
               'th',
               { scope: 'row' },
+              make('span', { class: 'number-of', text: row.request ? `#${row.request}` : '' }),
               make('button', {
                 class: 'link-name mono',
                 text: row.request_id,

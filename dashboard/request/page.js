@@ -260,7 +260,7 @@ export class RequestPage {
   }
 
   nameOf(id) {
-    const known = this.app.find?.(id);
+    const known = this.app.store.find(id);
     if (known) return known.name;
     const [, kind, rest] = /^([a-z]+)-([0-9a-f]{16,}.*)$/.exec(id) ?? [];
     return rest ? `${kind}-…${rest.slice(-6)}` : id;

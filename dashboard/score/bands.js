@@ -17,7 +17,7 @@ const ms = (ns) => {
 // What the gutters say of the iteration in slot s, in the order of their rows (stage.js).
 const FIGURES = [
   (c, s) =>
-    [c.decode_tokens, c.prefill_tokens, c.padding_tokens, c.idle_rows].map((column) =>
+    [c.prefill_tokens, c.decode_tokens, c.idle_rows, c.padding_tokens].map((column) =>
       int(column[s]),
     ),
   (c, s) => strips.stepParts(c, s).map(ms),
@@ -28,13 +28,15 @@ export class Bands {
   // score: {store, colours}, read at each drawing, since both change.
   constructor({ stage, view, score }) {
     Object.assign(this, { stage, score });
-    this.scales = [strips.tokenScale(), strips.stepScale(), null];
+    this.scales = Object.fromEntries(
+      Object.entries(strips.SCALES).map(([name, { create }]) => [name, create()]),
+    );
     this.tracks = stage.strips.map(({ host }, i) => {
       const paint = (ctx, index, box) =>
         PAINT[i](ctx, score.colours, score.store.columns, index, {
           ...box,
           at: (ns) => view.world(ns) - box.origin,
-          scale: this.scales[i],
+          scales: this.scales,
           total: score.store.run.kv_blocks_total,
         });
       return new Track({ host, view, paint });
@@ -54,8 +56,8 @@ export class Bands {
   }
 
   clear() {
-    for (const { values, bound } of this.stage.strips) {
-      for (const element of [...values, bound]) write(element, '');
+    for (const { values, bounds } of this.stage.strips) {
+      for (const element of [...values, ...bounds]) write(element, '');
     }
   }
 
@@ -63,18 +65,20 @@ export class Bands {
   fit({ left, right }, now_ms) {
     const { run, columns } = this.score.store,
       { stage } = this;
-    const bars = [strips.batchTokens, strips.tileMs];
     const budget = columns.token_budget[columns.slot(columns.last)];
-    bars.forEach((measure, i) => {
+    const caps = { tokens: budget, rows: run.seqs_max };
+    for (const [name, { measure, strip }] of Object.entries(strips.SCALES)) {
       const most = strips.highest(columns, left, right, measure);
-      const cap = i === 0 ? budget : Infinity;
-      if (this.scales[i].fit(most, now_ms, cap)) this.tracks[i].invalidate();
-    });
-    const [tokens, step] = this.scales;
+      const grown = this.scales[name].fit(most, now_ms, caps[name] ?? Infinity);
+      if (grown) this.tracks[strip].invalidate();
+    }
+    const { rows, tokens, step } = this.scales;
     const whole = tokens.full >= budget;
-    write(stage.strips[0].bound, `${whole ? '' : int(tokens.full) + ' of '}budget ${int(budget)}`);
-    write(stage.strips[1].bound, duration(step.full));
-    write(stage.strips[2].bound, `${int(run.kv_blocks_total)} blocks`);
+    const [batch, time, pool] = stage.strips.map(({ bounds }) => bounds);
+    write(batch[0], `${whole ? '' : int(tokens.full) + ' of '}budget ${int(budget)}`);
+    write(batch[1], `${int(rows.full)} rows`);
+    write(time[0], duration(step.full));
+    write(pool[0], `${int(run.kv_blocks_total)} blocks`);
   }
 
   // Figures of the iteration in slot s; `pool` is {used, cached} where now differs from it.

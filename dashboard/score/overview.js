@@ -46,7 +46,9 @@ export class Overview {
     this.element = make('div', { class: 'overview' }, this.hosts);
   }
 
-  build(colours) {
+  // rem: the size of the type, which canvas text follows.
+  build(colours, rem) {
+    this.rem = rem;
     this.plots.forEach((plot) => plot.destroy());
     this.plots = CHARTS.map((chart, i) => this.plot(chart, this.hosts[i], colours));
   }
@@ -54,7 +56,7 @@ export class Overview {
   plot(chart, element, c) {
     const axis = {
       stroke: c.faint,
-      font: `11px ${c.font}`,
+      font: `${Math.round((11 / 13) * this.rem)}px ${c.font}`,
       grid: { stroke: c.line, width: 1 },
       ticks: { show: false },
     };
@@ -71,13 +73,13 @@ export class Overview {
       axes: [
         {
           ...axis,
-          size: 20,
+          size: Math.round((20 / 13) * this.rem),
           splits: (_, __, least, most) => this.splits(least, most),
           values: (_, seconds) => seconds.map((s) => ago(s - this.newest, this.edge)),
         },
         {
           ...axis,
-          size: 42,
+          size: Math.round((42 / 13) * this.rem),
           gap: 3,
           splits: (_, __, least, most) => [0, round(most)],
           values: (_, v) => v.map((n) => short(n, chart)),
@@ -158,7 +160,8 @@ export class Overview {
   update(store, view, { now_ns, heard_ns }) {
     this.newest = Math.floor(now_ns / 1e9);
     this.slo = store.slo;
-    this.window = [view.left, view.right];
+    const some = store.columns.count > store.columns.first;
+    this.window = some ? [view.left, view.right] : null;
     const opened = store.openedSecond ?? this.newest,
       from = Math.max(this.newest - MINUTES_S, Math.min(opened, this.newest - LEAST_S));
     const xs = Array.from({ length: this.newest - from + 1 }, (_, i) => from + i);

@@ -46,6 +46,18 @@ export function setStart(r, start) {
   if (start.request_id.length <= NAME_MAX) r.name = start.request_id;
 }
 
+// What it had been through before the records begin: it was computed up to a position, lost that,
+// and may still stand preempted for a cause. What it computes below that position is recompute.
+export function recall(r, { computed, preemptions, cause }) {
+  if (!r) return;
+  r.highest = Math.max(r.highest, computed);
+  r.output = Math.max(r.output, computed - r.prompt_tokens + 1, 0);
+  r.preemptions = Math.max(r.preemptions, preemptions);
+  if (!cause || r.state !== 'waiting') return;
+  r.state = 'preempted';
+  r.reason = 'preempted_' + cause;
+}
+
 // Adjoining tiles of one kind and reason are one span.
 export function addSpan(r, kind, detail, tile) {
   const family = kind === KIND.BEHIND ? KIND.WAIT : kind;

@@ -145,7 +145,7 @@ export class Score {
     this.lanes.theme(colours);
     this.redraw();
     this.describe();
-    if (this.rem) this.overview.build(colours);
+    if (this.rem) this.overview.build(colours, this.rem);
   }
 
   // The run changed: what its legend and bounds say follows.
@@ -163,13 +163,14 @@ export class Score {
     const width = this.stage.score.clientWidth;
     if (!width || !this.colours) return;
     this.view.fit(width, this.rem ? 1 : rem / 13);
+    const grown = this.rem !== rem;
     this.rem = rem;
     this.lanes.measure(rem);
     this.bands.measure();
     this.lanes.fit();
     this.redraw();
-    if (this.overview.plots.length) this.overview.resize();
-    else this.overview.build(this.colours);
+    if (grown) this.overview.build(this.colours, rem);
+    else this.overview.resize();
   }
 
   clear() {

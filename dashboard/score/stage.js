@@ -3,17 +3,19 @@
 
 import { make } from '../dom.js';
 
-// title, unit, series: [name, colour variable]
+// title, unit, series from top to bottom: [name, colour variable]; bounds: labelled full scales,
+// one a storey, by the class of the place where each stands
 export const STRIPS = [
   {
     title: 'Batch',
     unit: 'tokens',
     series: [
-      ['decode', 'decode'],
       ['prefill', 'prefill'],
-      ['padding', 'padding'],
+      ['decode', 'decode'],
       ['idle rows', 'held'],
+      ['padding', 'padding'],
     ],
+    bounds: ['bound', 'bound rows'],
   },
   {
     title: 'Step',
@@ -60,11 +62,12 @@ export function toolbar({ onFollow, onZoom }) {
   return { element, follow, legend };
 }
 
-// One strip: its gutter with live figures, its band, the label of its full scale.
-function strip({ title, unit, series }) {
+// One strip: its gutter with live figures, its band, the labels of its full scales.
+function strip({ title, unit, series, bounds: places = ['bound'] }) {
   const values = series.map(() => make('dd'));
-  const bound = make('b');
-  const host = make('div', { class: 'band' }, make('div', { class: 'bound' }, bound));
+  const bounds = places.map(() => make('b'));
+  const lines = places.map((place, i) => make('div', { class: place }, bounds[i]));
+  const host = make('div', { class: 'band' }, lines);
   const rows = series.flatMap(([name, colour], i) => [
     make('dt', { class: 'fill-' + colour }),
     make('dd', { text: name }),
@@ -76,7 +79,7 @@ function strip({ title, unit, series }) {
     make('h2', {}, title, make('span', { class: 'faint', text: unit })),
     make('dl', {}, rows),
   );
-  return { gutter, host, bound, values };
+  return { gutter, host, bounds, values };
 }
 
 export function tracks() {

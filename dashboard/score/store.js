@@ -12,6 +12,7 @@ import {
   meanGapMs,
   newRequest,
   objectives,
+  recall,
   setStart,
   startWait,
 } from './request.js';
@@ -40,6 +41,7 @@ export class Store {
     this.engines = 0; // engines that became ready, and how many had at the newest iteration
     this.enginesThen = 0;
     this.requests = new Map(); // integer -> request, live and ended
+    this.integers = new Map(); // request_id -> integer, of those
     this.live = new Set();
     this.stop_ns = new Float64Array(STOPS.length); // time by admission stop
     this.ended = [];
@@ -70,7 +72,8 @@ export class Store {
 
   // A hello of another run begins anew; one of the same run follows a loss: its live set is the
   // truth, so whoever is not in it ended unseen.
-  greet({ run, live, lost }, runId) {
+  // `earlier`, of a past window, says what they had been through before it.
+  greet({ run, live, lost, earlier = [] }, runId) {
     if (this.runId !== null && this.runId !== runId) this.restarts++;
     if (this.runId !== runId) this.clear();
     this.runId = runId;
@@ -83,6 +86,7 @@ export class Store {
     for (const r of [...this.live]) if (!alive.has(r.id)) this.vanish(r);
     for (const start of live) this.addStart(start);
     for (const r of this.live) r.last_token_ns = 0; // a gap across a hole is not a gap
+    for (const past of earlier) recall(this.requests.get(past.request), past);
   }
 
   lose({ count }) {
@@ -95,7 +99,17 @@ export class Store {
     r.state = 'unseen';
     this.live.delete(r);
     this.lanes.release(r, this.columns.newestNs);
+    this.forget(r);
+  }
+
+  forget(r) {
     this.requests.delete(r.id);
+    this.integers.delete(r.start?.request_id);
+  }
+
+  // The request of an id as clients know it, or null.
+  find(requestId) {
+    return this.requests.get(this.integers.get(requestId)) ?? null;
   }
 
   addRun(run) {
@@ -120,6 +134,7 @@ export class Store {
     const r = this.request(start.request, start.arrived_at_ns);
     const late = r.seen >= 0 && !r.start;
     setStart(r, start);
+    this.integers.set(start.request_id, r.id);
     this.slo = objectives(start) || this.slo;
     if (!late || !this.columns.has(r.seen)) return;
     // Its first slices overtook it on the way here: catch up with what they showed.
@@ -284,7 +299,7 @@ export class Store {
     this.lanes.release(r, Math.max(end.freed_at_ns ?? 0, end.decided_at_ns));
     this.judge(r, this.seconds.slot(end.released_at_ns));
     this.ended.push(r);
-    if (this.ended.length > this.endedMax) this.requests.delete(this.ended.shift().id);
+    if (this.ended.length > this.endedMax) this.forget(this.ended.shift());
   }
 
   judge(r, second) {

@@ -1,6 +1,6 @@
-// Owns: how the three strips under the score draw a column (the batch in tokens, the step in time,
-// the KV pool in blocks) and the full scale of the first two, which follows what is in view.
-// Called by: score.js through Track. Pure drawing; a scale changes only in `fit`.
+// Owns: how the three strips under the score draw a column (the batch in rows and tokens, the step
+// in time, the KV pool in blocks) and the full scales of the first two, which follow what is in
+// view. Called by: bands.js through Track. Pure drawing; a scale changes only in `fit`.
 
 import { STOPS } from './kinds.js';
 import { hole } from './marks.js';
@@ -33,6 +33,7 @@ export class Scale {
   }
 }
 
+export const rowScale = () => new Scale([8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096]);
 export const tokenScale = () => new Scale([16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192]);
 export const stepScale = () =>
   new Scale([5, 10, 20, 40, 80, 150, 300, 600, 1200, 2500, 5000, 10000]);
@@ -51,23 +52,31 @@ function stack(ctx, { x0, w, height, unit }, parts) {
   return y;
 }
 
-function over(ctx, c, x0, w) {
+function over(ctx, c, { x0, y, w }) {
   ctx.fillStyle = c.bad;
-  ctx.fillRect(x0, 0, w, TOP);
+  ctx.fillRect(x0, y, w, TOP);
 }
 
-// Bottom to top: decode, prefill, idle rows, padding.
-export function paintBatch(ctx, c, columns, index, { x0, x1, height, at, scale }) {
+// The batch has two storeys, since a decode is one token and a chunk may be hundreds, yet a row of
+// either is a request: rows below (decode, idle rows, padding), prompt tokens above.
+const ROWS_SHARE = 0.42;
+export const rowsTop = (height) => Math.round(height * (1 - ROWS_SHARE));
+
+export function paintBatch(ctx, c, columns, index, { x0, x1, height, at, scales }) {
   const s = columns.slot(index),
-    w = inner(x0, x1, c.ratio);
+    w = inner(x0, x1, c.ratio),
+    floor = rowsTop(height);
   if (columns.hole[s]) hole(ctx, c, columns, index, { x0, height, at });
-  const top = stack(ctx, { x0, w, height, unit: (height - TOP) / scale.full }, [
+  const rows = { x0, w, height, unit: (height - floor - TOP) / scales.rows.full };
+  const top = stack(ctx, rows, [
     [columns.decode_tokens[s], c.decode, 2],
-    [columns.prefill_tokens[s], c.prefill, 2],
-    [columns.idle_rows[s], c.held, 1],
+    [columns.idle_rows[s], c.held, 1.5],
     [columns.padding_tokens[s], c.padding, 1.5],
   ]);
-  if (top < 0) over(ctx, c, x0, w);
+  if (top < floor) over(ctx, c, { x0, y: floor, w });
+  const tokens = { x0, w, height: floor - 1, unit: (floor - 1 - TOP) / scales.tokens.full };
+  const high = stack(ctx, tokens, [[columns.prefill_tokens[s], c.prefill, 2]]);
+  if (high < 0) over(ctx, c, { x0, y: 0, w });
 }
 
 // A tile's time in parts that sum to it: device, launch, plan, commit, and the gap that is left.
@@ -84,14 +93,14 @@ export function stepParts(columns, s) {
 }
 
 // Bottom to top: the device, then the host's part. A tile is as tall as it is wide in time.
-export function paintStep(ctx, c, columns, index, { x0, x1, height, at, scale }) {
+export function paintStep(ctx, c, columns, index, { x0, x1, height, at, scales }) {
   const s = columns.slot(index),
     w = inner(x0, x1, c.ratio);
   if (columns.hole[s]) hole(ctx, c, columns, index, { x0, height, at });
   const fills = [c.device, c.launch, c.plan, c.commit, c.gap];
   const bars = stepParts(columns, s).map((ns, i) => [ns, fills[i], 0]);
-  const top = stack(ctx, { x0, w, height, unit: (height - TOP) / (scale.full * 1e6) }, bars);
-  if (top < 0) over(ctx, c, x0, w);
+  const top = stack(ctx, { x0, w, height, unit: (height - TOP) / (scales.step.full * 1e6) }, bars);
+  if (top < 0) over(ctx, c, { x0, y: 0, w });
 }
 
 // Bottom to top: used, cached (hatched), free. A notch marks a preemption, a rim a full pool.
@@ -131,9 +140,15 @@ export function highest(columns, from_ns, to_ns, measure) {
   return most;
 }
 
-export const batchTokens = (columns, s) =>
-  columns.decode_tokens[s] +
-  columns.prefill_tokens[s] +
-  columns.padding_tokens[s] +
-  columns.idle_rows[s];
+export const batchRows = (columns, s) =>
+  columns.decode_tokens[s] + columns.padding_tokens[s] + columns.idle_rows[s];
+export const promptTokens = (columns, s) => columns.prefill_tokens[s];
 export const tileMs = (columns, s) => (columns.end_at_ns[s] - columns.begin_at_ns[s]) / 1e6;
+
+// The scales that follow what is in view, by name: what is measured, how a scale begins, and which
+// strip is drawn by it.
+export const SCALES = Object.freeze({
+  rows: { measure: batchRows, create: rowScale, strip: 0 },
+  tokens: { measure: promptTokens, create: tokenScale, strip: 0 },
+  step: { measure: tileMs, create: stepScale, strip: 1 },
+});
