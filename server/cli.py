@@ -36,6 +36,7 @@ COMMANDS = MappingProxyType(
         "export": "write a range of the record as a Perfetto trace",
         "diff": "compare two runs, windows or files",
         "history": "what a history holds; its way into Parquet",
+        "top": "watch a running server in the terminal",
         "doctor": "what is here, what auto chooses, what is wrong",
     }
 )

@@ -22,7 +22,7 @@ import httpx
 START_S = 90.0
 STOP_S = 30.0
 WAIT_S = 20.0
-PARROT = ("-m", "tests.paced_server", "--step-ms", "0")
+PARROT = ("-m", "tests.paced_server", "--step-ms")
 
 Found = TypeVar("Found")
 
@@ -100,18 +100,19 @@ def serving(
     *flags: str,
     ready: bool = True,
     parrot: bool = False,
+    beat_ms: int = 0,
     env: Mapping[str, str] | None = None,
 ) -> Iterator[Server]:
     """Start a server whose log goes to `folder`, wait until it is ready, and stop it at the end.
 
     With `parrot` its engine computes nothing: an answer is its prompt's tokens, again and again.
-    `env` is what its environment has beside ours.
+    A parrot's step ends on a multiple of `beat_ms`. `env` is what its environment has beside ours.
     """
     log_file = folder / f"server-{time.monotonic_ns()}.log"
     with log_file.open("wb") as log:
         program = command(model, *flags)
         if parrot:
-            program = [sys.executable, *PARROT, *program[1:]]
+            program = [sys.executable, *PARROT, str(beat_ms), *program[1:]]
         process = subprocess.Popen(program, stdout=log, stderr=log, env=os.environ | (env or {}))
     server = Server(process=process, log_file=log_file, url="")
     try:
