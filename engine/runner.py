@@ -97,6 +97,7 @@ class ModelRunner:
         self._config = config
         self._spec = spec
         self._kernels = choice.backend
+        self._ops = choice.ops
         self._decoder = Decoder(weights, choice.backend, choice.ops, beat)
         self._cache = _allocate(config, spec, choice)
         self._batches = [_packed_batch(config) for _ in range(DEPTH)]
@@ -260,7 +261,7 @@ class ModelRunner:
             self._penalties.apply(logits, extras.penalties)
         if extras.biases:
             add_biases(logits, extras.biases)
-        sampled = sample(logits, sampling)
+        sampled = sample(logits, sampling, self._ops)
         if extras.penalties:
             self._penalties.note(sampled.tokens, extras.penalties)
         if raw is None or extras.rows is None:

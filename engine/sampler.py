@@ -1,9 +1,8 @@
-"""From logits to tokens: greedy, or one draw a row by its own parameters and its own seed.
+"""What a step's rows are sampled by: each by its own parameters, its own seed and its own index.
 
-Owns the filters (temperature, top_k, top_p, min_p, min_tokens) and the random numbers.
-engine/runner.py calls it once a step. A row's token depends on its logits, its seed and its output
-index alone, never on the batch; filters keep all tokens that tie with the last one kept, so that
-no order of equal values decides.
+Owns min_tokens, the random numbers and who draws at all; how a token is found among the logits is
+kernels/choose.py's. engine/runner.py calls it once a step. A row's token depends on its logits, its
+seed and its output index alone, never on the batch.
 """
 
 from collections.abc import Sequence
@@ -15,30 +14,10 @@ import torch
 
 from engine.messages import SamplingParams
 from engine.plan import Plan
+from kernels.choose import Chooser, Drawn
 
 GREEDY_BELOW = 1e-5
 """Temperatures below this are greedy: dividing by them only overflows."""
-
-VALUES_MAX = 2**20
-"""Bound of rows x vocabulary that one pass of drawing holds: a few MB, within a CPU's cache."""
-
-NUCLEUS_TIERS = (64, 1024)
-"""How many of a row's largest weights are sorted at first, and then, before all, on a CPU."""
-
-BLOCK = 256
-"""Tokens whose weights are summed as one step of the search for a draw."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Drawn:
-    """The rows that draw, D of the S that sample, with their parameters."""
-
-    rows: torch.Tensor  # [D] int64
-    temperature: torch.Tensor  # [D] float32
-    top_k: torch.Tensor  # [D] int64, vocabulary size when off
-    top_p: torch.Tensor  # [D] float64, 1 when off
-    uniforms: torch.Tensor  # [D] float64 in [0, 1)
-    min_p: torch.Tensor | None = None  # [D, 1] float32, 0 when off; None when off everywhere
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,101 +113,12 @@ def _mix(value: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
     return value ^ (value >> np.uint64(31))
 
 
-def sample(logits: torch.Tensor, batch: SamplingBatch) -> Sampled:
+def sample(logits: torch.Tensor, batch: SamplingBatch, chooser: Chooser) -> Sampled:
     """Choose a token for each row of float32 logits [S, vocabulary], which are overwritten."""
     if batch.forbidden_rows is not None:
         assert batch.forbidden_tokens is not None
         logits[batch.forbidden_rows, batch.forbidden_tokens] = -torch.inf
-    best, tokens = logits.max(dim=-1)
+    best, tokens = chooser.best(logits)
     if batch.drawn is not None:
-        drawn = batch.drawn
-        size = max(1, VALUES_MAX // logits.shape[1])
-        for first in range(0, len(drawn.rows), size):
-            part = slice(first, first + size)
-            rows = drawn.rows[part]
-            weights = logits.index_select(0, rows).sub_(best.index_select(0, rows)[:, None])
-            tokens[rows] = _draw(weights.div_(drawn.temperature[part, None]).exp_(), drawn, part)
+        tokens[batch.drawn.rows] = chooser.draw(logits, best, batch.drawn)
     return Sampled(tokens=tokens, finite=best.isfinite())
-
-
-def _draw(weights: torch.Tensor, drawn: Drawn, part: slice) -> torch.Tensor:
-    """Draw one token a row from its weights [rows, vocabulary], whose largest is 1."""
-    limited = (drawn.top_k[part] < weights.shape[1]).nonzero().squeeze(1)
-    if len(limited):
-        smallest = _smallest_of_top_k(_rows(weights, limited), drawn.top_k[part][limited])
-        _cut(weights, limited, smallest)
-    nucleus = (drawn.top_p[part] < 1).nonzero().squeeze(1)
-    if len(nucleus):
-        some = _rows(weights, nucleus)
-        total = _blocks(some).sum(-1).sum(-1, dtype=torch.float64)
-        _cut(weights, nucleus, _smallest_of_top_p(some, drawn.top_p[part][nucleus] * total))
-    if drawn.min_p is not None:
-        weights.masked_fill_(weights < drawn.min_p[part], 0)
-    return _found(_blocks(weights), drawn.uniforms[part]).clamp_(max=weights.shape[1] - 1)
-
-
-def _rows(weights: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-    """Return these rows; the tensor itself when they are all of them."""
-    return weights if len(rows) == len(weights) else weights.index_select(0, rows)
-
-
-def _cut(weights: torch.Tensor, rows: torch.Tensor, smallest: torch.Tensor) -> None:
-    """Zero what is smaller than the smallest weight [rows, 1] that a filter keeps."""
-    limits = weights.new_zeros((len(weights), 1)).index_copy_(0, rows, smallest)
-    weights.masked_fill_(weights < limits, 0)
-
-
-def _blocks(weights: torch.Tensor) -> torch.Tensor:
-    """Return weights [rows, vocabulary] as [rows, blocks, BLOCK]; the last block ends in zeros."""
-    missing = -weights.shape[1] % BLOCK
-    if missing:
-        weights = torch.nn.functional.pad(weights, (0, missing))
-    return weights.view(len(weights), -1, BLOCK)
-
-
-def _found(blocks: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
-    """Return the token at which each row's cumulative weight exceeds its uniform's share of all.
-
-    Tokens stand in order of id; the block is found first, then the token in it. Every sum runs
-    over one row in a fixed order, so that a row's result does not depend on how many there are. A
-    token of weight 0 is never found: uniforms are at most 1 - 2^-53, so that a share of a sum
-    rounds to less than the sum.
-    """
-    sums = blocks.sum(-1).double()
-    cumulative = sums.cumsum(-1)
-    target = uniforms * cumulative[:, -1]
-    block = torch.searchsorted(cumulative, target[:, None], right=True).squeeze(1)
-    block.clamp_(max=sums.shape[1] - 1)
-    rows = torch.arange(len(block), device=block.device)
-    before = cumulative[rows, block] - sums[rows, block]
-    share = ((target - before) / sums[rows, block]).clamp_(0, 1 - 2**-53)
-    inner = blocks[rows, block].cumsum(-1, dtype=torch.float64)
-    token = torch.searchsorted(inner, (share * inner[:, -1])[:, None], right=True).squeeze(1)
-    return block * BLOCK + token
-
-
-def _smallest_of_top_k(weights: torch.Tensor, top_k: torch.Tensor) -> torch.Tensor:
-    """Return each row's k-th largest weight [rows, 1]."""
-    largest = weights.topk(int(top_k.max()), dim=-1).values
-    return largest.gather(1, top_k[:, None] - 1)
-
-
-def _smallest_of_top_p(weights: torch.Tensor, mass: torch.Tensor) -> torch.Tensor:
-    """Return the last weight [rows, 1] of each row's smallest set that reaches its mass.
-
-    A peaked row needs few of its largest weights, so few are sorted before more are.
-    """
-    vocab_size = weights.shape[1]
-    tiers = NUCLEUS_TIERS if weights.device.type == "cpu" else ()
-    smallest = weights.new_zeros((len(weights), 1))
-    rows = torch.arange(len(weights), device=weights.device)
-    for first in (*(tier for tier in tiers if tier < vocab_size), vocab_size):
-        largest = _rows(weights, rows).topk(first, dim=-1).values
-        last = (largest.cumsum(-1, dtype=torch.float64) < mass[rows, None]).sum(-1)
-        found = largest.gather(1, last.clamp(max=first - 1)[:, None])
-        reached = (last < first).logical_or_(torch.tensor(first == vocab_size, device=last.device))
-        smallest[rows[reached]] = found[reached]
-        rows = rows[~reached]
-        if not len(rows):
-            break
-    return smallest

@@ -12,6 +12,8 @@ from typing import Literal, Protocol, runtime_checkable
 
 import torch
 
+from kernels.choose import Chooser
+
 Cache = object
 """Keys and values of all layers, laid out as its backend likes; nobody else looks inside."""
 
@@ -138,7 +140,7 @@ class DecoderWeights:
     logits_cap: float | None = None
 
 
-class Ops(Protocol):
+class Ops(Chooser, Protocol):
     """Everything of a decoder but attention. Any op may reuse its inputs' memory, weights not."""
 
     name: str

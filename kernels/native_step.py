@@ -9,6 +9,7 @@ import ctypes
 from dataclasses import dataclass
 from functools import lru_cache
 
+import numpy as np
 import torch
 
 from kernels.base import (
@@ -22,6 +23,7 @@ from kernels.base import (
     StepBatch,
     beyond_a_llama,
 )
+from kernels.choose import Drawn
 from kernels.native import NativeError, library
 from kernels.ops import TorchOps
 
@@ -35,6 +37,22 @@ FORMATS = {torch.bfloat16: BF16, torch.int8: INT8}
 
 
 _BEAT = ctypes.CFUNCTYPE(None)
+
+
+_DRAW = np.dtype(
+    [
+        *(("temperature", "f4"), ("min_p", "f4"), ("top_k", "i8"), ("top_p", "f8")),
+        ("uniform", "f8"),
+    ]
+)
+"""struct Draw of kernels/cpu/choose.h."""
+
+
+def _told(logits: torch.Tensor) -> tuple[ctypes.c_int64, ctypes.c_int64]:
+    """Return the vocabulary of float32 logits [S, vocabulary], and how far apart its rows are."""
+    assert logits.dtype == torch.float32
+    assert logits.stride(1) == 1
+    return ctypes.c_int64(logits.shape[1]), ctypes.c_int64(logits.stride(0))
 
 
 class _Weight(ctypes.Structure):
@@ -199,6 +217,34 @@ class NativeOps(TorchOps):
             ctypes.c_int64(described.outputs),
         )
         return out[:, : weight.outputs].to(x.dtype)
+
+    def best(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return each row's largest logit, NaN if one is none, and its token."""
+        values = torch.empty(len(logits), dtype=torch.float32)
+        tokens = torch.empty(len(logits), dtype=torch.int64)
+        self._threads.functions.engine_best(
+            *(self._threads.engine, ctypes.c_void_p(logits.data_ptr())),
+            *(ctypes.c_int64(len(logits)), *_told(logits)),
+            *(ctypes.c_void_p(values.data_ptr()), ctypes.c_void_p(tokens.data_ptr())),
+        )
+        return values, tokens
+
+    def draw(self, logits: torch.Tensor, best: torch.Tensor, drawn: Drawn) -> torch.Tensor:
+        """Return a token for each row that draws."""
+        count = len(drawn.rows)
+        draws, tokens = np.empty(count, _DRAW), torch.empty(count, dtype=torch.int64)
+        for name in ("temperature", "top_k", "top_p"):
+            draws[name] = getattr(drawn, name).numpy()
+        draws["uniform"] = drawn.uniforms.numpy()
+        draws["min_p"] = 0 if drawn.min_p is None else drawn.min_p[:, 0].numpy()
+        rows, best = drawn.rows.contiguous(), best.contiguous()
+        self._threads.functions.engine_draw(
+            *(self._threads.engine, ctypes.c_void_p(logits.data_ptr()), *_told(logits)),
+            ctypes.c_void_p(best.data_ptr()),
+            *(ctypes.c_void_p(rows.data_ptr()), ctypes.c_int64(count)),
+            *(ctypes.c_void_p(draws.ctypes.data), ctypes.c_void_p(tokens.data_ptr())),
+        )
+        return tokens
 
 
 class NativeInt8Ops(NativeOps):

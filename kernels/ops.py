@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812  the field's name for it
 
 from kernels.base import PackedWeight
+from kernels.choose import TorchChooser
 
 PACK_ROWS = 32
 """Rows of input that oneDNN's weight layout is made for: it serves 1 to 512 rows well too."""
@@ -16,7 +17,7 @@ PACK_TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
 """How far the packed product may be off, over the largest value: some roundings of the type."""
 
 
-class TorchOps:
+class TorchOps(TorchChooser):
     """Every op in PyTorch, on any device; weights stay as they are."""
 
     name = "torch"

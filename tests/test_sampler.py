@@ -1,7 +1,8 @@
 """Sampling: what each parameter means, and that a row is nobody else's business.
 
-Owns the tests of engine/sampler.py. Logits are drawn with fixed seeds; distributions are judged by
-chi-square against the exact probabilities, so that a wrong filter fails and luck does not.
+Owns the tests of engine/sampler.py, with tokens found by PyTorch and by C++. Logits are drawn with
+fixed seeds; distributions are judged by chi-square against the exact probabilities, so that a wrong
+filter fails and luck does not.
 """
 
 from collections.abc import Iterator
@@ -12,7 +13,9 @@ import torch
 
 from engine.messages import SamplingParams
 from engine.plan import Plan
-from engine.sampler import Drawn, Sampled, SamplingBatch, sample, sampling_batch, uniforms
+from engine.sampler import Sampled, SamplingBatch, sample, sampling_batch, uniforms
+from kernels.choose import Chooser, Drawn, TorchChooser
+from kernels.native_step import NativeOps, refusal, threads
 
 EOS = (0, 2)
 VOCAB = 5000
@@ -40,17 +43,32 @@ def plan_of(params: list[SamplingParams], indices: list[int]) -> Plan:
     )
 
 
-def draw(
-    logits: torch.Tensor, params: list[SamplingParams], indices: list[int] | None = None
-) -> list[int]:
-    return sampled(logits, params, indices).tokens.tolist()
+class Sampler:
+    """Samples with one chooser."""
+
+    def __init__(self, chooser: Chooser) -> None:
+        self.chooser = chooser
+
+    def __call__(
+        self, logits: torch.Tensor, params: list[SamplingParams], indices: list[int] | None = None
+    ) -> list[int]:
+        return self.sampled(logits, params, indices).tokens.tolist()
+
+    def sampled(
+        self, logits: torch.Tensor, params: list[SamplingParams], indices: list[int] | None = None
+    ) -> Sampled:
+        plan = plan_of(params, indices or [0] * len(params))
+        batch = sampling_batch(plan, EOS, logits.shape[1], "cpu")
+        return sample(logits.clone(), batch, self.chooser)
 
 
-def sampled(
-    logits: torch.Tensor, params: list[SamplingParams], indices: list[int] | None = None
-) -> Sampled:
-    plan = plan_of(params, indices or [0] * len(params))
-    return sample(logits.clone(), sampling_batch(plan, EOS, logits.shape[1], "cpu"))
+@pytest.fixture(params=["torch", "native"])
+def draw(request: pytest.FixtureRequest) -> Sampler:
+    if request.param == "torch":
+        return Sampler(TorchChooser())
+    if reason := refusal("cpu", torch.bfloat16):
+        pytest.skip(reason)
+    return Sampler(NativeOps(threads()))
 
 
 def some_logits(rows: int, vocab: int = VOCAB, seed: int = 0) -> torch.Tensor:
@@ -71,7 +89,7 @@ MIXED = [
 ]
 
 
-def test_a_row_draws_the_same_alone_and_in_any_batch() -> None:
+def test_a_row_draws_the_same_alone_and_in_any_batch(draw: Sampler) -> None:
     logits = some_logits(len(MIXED))
     indices = [3, 0, 7, 1, 100, 2, 5, 8, 4, 6]
     together = draw(logits, MIXED, indices)
@@ -82,7 +100,7 @@ def test_a_row_draws_the_same_alone_and_in_any_batch() -> None:
     assert shuffled == [together[i] for i in order]
 
 
-def test_many_rows_are_drawn_in_parts_and_are_the_same() -> None:
+def test_many_rows_are_drawn_in_parts_and_are_the_same(draw: Sampler) -> None:
     vocab = 50_000
     logits = some_logits(200, vocab)
     params = [SamplingParams(temperature=1.0, top_p=0.9, seed=row) for row in range(200)]
@@ -92,7 +110,7 @@ def test_many_rows_are_drawn_in_parts_and_are_the_same() -> None:
     )
 
 
-def test_top_k_of_one_and_temperature_of_zero_are_greedy() -> None:
+def test_top_k_of_one_and_temperature_of_zero_are_greedy(draw: Sampler) -> None:
     logits = some_logits(5)
     params = [
         SamplingParams(temperature=0.0, seed=1),
@@ -104,7 +122,7 @@ def test_top_k_of_one_and_temperature_of_zero_are_greedy() -> None:
     assert draw(logits, params) == logits.argmax(-1).tolist()
 
 
-def test_seeds_and_output_indices_make_different_draws() -> None:
+def test_seeds_and_output_indices_make_different_draws(draw: Sampler) -> None:
     logits = torch.zeros(1, VOCAB)
     tokens = {
         (seed, index): draw(logits, [SamplingParams(seed=seed)], [index])[0]
@@ -147,7 +165,7 @@ def chi_square(observed: np.ndarray, expected: np.ndarray) -> float:
     ],
 )
 def test_draws_follow_the_filtered_distribution(
-    params: SamplingParams, degrees: int | None
+    draw: Sampler, params: SamplingParams, degrees: int | None
 ) -> None:
     vocab, count = 20, 20_000
     logits = torch.randn(vocab, generator=torch.Generator().manual_seed(5))
@@ -162,7 +180,7 @@ def test_draws_follow_the_filtered_distribution(
     assert chi_square(observed[kept], expected[kept] * count) < limit
 
 
-def test_draws_over_many_blocks_follow_the_distribution() -> None:
+def test_draws_over_many_blocks_follow_the_distribution(draw: Sampler) -> None:
     vocab, count = 1000, 50_000
     logits = torch.randn(vocab, generator=torch.Generator().manual_seed(6))
     logits[300:700] = -torch.inf
@@ -188,7 +206,7 @@ def exact(logits: torch.Tensor, params: SamplingParams) -> np.ndarray:
     return np.asarray(weights / weights.sum())
 
 
-def test_a_nucleus_wider_than_the_first_sort_is_whole() -> None:
+def test_a_nucleus_wider_than_the_first_sort_is_whole(draw: Sampler) -> None:
     vocab = 4000
     logits = torch.linspace(0.001, 0, vocab)  # nearly flat: 0.9 needs 3,600 tokens
     count = 3000
@@ -199,13 +217,13 @@ def test_a_nucleus_wider_than_the_first_sort_is_whole() -> None:
     assert abs(tokens.mean() - 1800) < 100
 
 
-def test_tokens_that_tie_with_the_last_one_kept_are_kept() -> None:
+def test_tokens_that_tie_with_the_last_one_kept_are_kept(draw: Sampler) -> None:
     logits = torch.tensor([5.0, 1.0, 1.0, 1.0, -5.0]).expand(400, 5)
     params = [SamplingParams(temperature=3.0, top_k=2, seed=seed) for seed in range(400)]
     assert set(draw(logits, params)) == {0, 1, 2, 3}
 
 
-def test_hidden_tokens_are_never_drawn() -> None:
+def test_hidden_tokens_are_never_drawn(draw: Sampler) -> None:
     logits = torch.full((500, 50), -torch.inf)
     logits[:, 7] = 0.0
     logits[:, 9] = -1.0
@@ -213,7 +231,7 @@ def test_hidden_tokens_are_never_drawn() -> None:
     assert set(draw(logits, params)) == {7, 9}
 
 
-def test_the_ends_of_the_unit_interval_fall_on_tokens_of_some_weight() -> None:
+def test_the_ends_of_the_unit_interval_fall_on_tokens_of_some_weight(draw: Sampler) -> None:
     logits = torch.full((2, 1000), -torch.inf)
     logits[:, 307], logits[:, 309] = 0.0, -1.0
     drawn = Drawn(
@@ -224,10 +242,10 @@ def test_the_ends_of_the_unit_interval_fall_on_tokens_of_some_weight() -> None:
         uniforms=torch.tensor([0.0, 1.0 - 2.0**-53], dtype=torch.float64),
     )
     batch = SamplingBatch(drawn=drawn, forbidden_rows=None, forbidden_tokens=None)
-    assert sample(logits, batch).tokens.tolist() == [307, 309]
+    assert sample(logits, batch, draw.chooser).tokens.tolist() == [307, 309]
 
 
-def test_min_tokens_hides_what_would_end_the_text() -> None:
+def test_min_tokens_hides_what_would_end_the_text(draw: Sampler) -> None:
     logits = torch.zeros(1, 10)
     logits[0, 0], logits[0, 2], logits[0, 4], logits[0, 6] = 9.0, 8.0, 7.0, 6.0
     early = SamplingParams(temperature=0.0, min_tokens=3, stop_token_ids=(4, 99))
@@ -238,7 +256,7 @@ def test_min_tokens_hides_what_would_end_the_text() -> None:
     assert draw(logits, [SamplingParams(temperature=0.0, ignore_eos=True)]) == [0]
 
 
-def test_min_tokens_of_one_row_leaves_the_others_alone() -> None:
+def test_min_tokens_of_one_row_leaves_the_others_alone(draw: Sampler) -> None:
     logits = torch.zeros(3, 10)
     logits[:, 2] = 9.0
     params = [SamplingParams(temperature=0.0, min_tokens=n) for n in (0, 5, 0)]
@@ -248,12 +266,36 @@ def test_min_tokens_of_one_row_leaves_the_others_alone() -> None:
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_rows_that_are_not_finite_are_told_and_harm_nobody(bad: float, temperature: float) -> None:
+def test_rows_that_are_not_finite_are_told_and_harm_nobody(
+    draw: Sampler, bad: float, temperature: float
+) -> None:
     logits = some_logits(3)
     params = [SamplingParams(temperature=temperature, top_p=0.9, seed=row) for row in range(3)]
     clean = draw(logits, params)
     logits[1, 123] = bad
-    result = sampled(logits, params)
+    result = draw.sampled(logits, params)
     assert result.finite.tolist() == [True, False, True]
     assert result.tokens.tolist()[::2] == clean[::2]
     assert 0 <= result.tokens[1] < VOCAB
+
+
+def test_cpp_finds_the_tokens_that_pytorch_finds() -> None:
+    """But where a uniform falls on the border of two tokens, whose weights differ in rounding."""
+    if reason := refusal("cpu", torch.bfloat16):
+        pytest.skip(reason)
+    pick, differ, count = np.random.default_rng(11), 0, 400
+    params = [
+        SamplingParams(
+            temperature=float(pick.choice([0.3, 1.0, 2.5])),
+            top_k=int(pick.choice([0, 2, 40, 3000])),
+            top_p=float(pick.choice([1.0, 0.95, 0.5])),
+            min_p=float(pick.choice([0.0, 0.02])),
+            seed=row,
+        )
+        for row in range(count)
+    ]
+    for vocab in (7, 300, 5003):
+        logits = some_logits(count, vocab, seed=vocab)
+        found = [Sampler(each)(logits, params) for each in (TorchChooser(), NativeOps(threads()))]
+        differ += sum(one != other for one, other in zip(*found, strict=True))
+    assert differ <= 3

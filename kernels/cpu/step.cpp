@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "buffer.h"
+#include "choose.h"
 #include "linear.h"
 #include "paged.h"
 #include "pool.h"
@@ -99,6 +100,21 @@ class Engine {
     std::memcpy(out, attention_.out(), batch.tokens * shape.query_width() * sizeof(float));
   }
 
+  void best(const float* logits, int64_t rows, int64_t vocabulary, int64_t stride, float* values, int64_t* tokens) {
+    each_row(rows, [&](int64_t m) {
+      const Best found = best_of(logits + m * stride, vocabulary);
+      values[m] = found.value, tokens[m] = found.token;
+    });
+  }
+
+  void draw(float* logits, int64_t vocabulary, int64_t stride, const float* best, const int64_t* rows, int64_t count,
+            const Draw* draws, int64_t* tokens) {
+    each_row(count, [&](int64_t i) {
+      const float most = best[rows[i]];
+      tokens[i] = std::isfinite(most) ? drawn_from(logits + rows[i] * stride, vocabulary, most, draws[i]) : 0;
+    });
+  }
+
   void step(const Model& model, bf16* cache, int64_t layer_values, const Batch& batch, const int64_t* ids,
             const int64_t* positions, const int64_t* wanted, int64_t wanted_count, float* logits, void (*beat)()) {
     const int64_t tokens = batch.tokens;
@@ -132,6 +148,15 @@ class Engine {
   Input a_, b_, c_;
   std::vector<Input> own_;
   Buffer<float> x_, qkv_;
+
+  template <class Each> void each_row(int64_t rows, const Each& each) {
+    if (rows == 1) return each(0);  // to call the others takes longer
+    pool_.run([&](int id) {
+      pool_.share(id, rows, 1, [&](int64_t from, int64_t to) {
+        for (int64_t m = from; m < to; ++m) each(m);
+      });
+    });
+  }
 
   // Every tile of a product's outputs; each(m, n, low, high) gets 32 of them from n on.
   template <class Each> void tiles(int id, const Weight& w, const Rows& in, int64_t rows, const Each& each) {
@@ -280,6 +305,18 @@ void engine_multiply(Engine* engine, const Weight* w, const bf16* x, int64_t row
 // Heads that are turned already, qkv [tokens][shape.width()]; out [tokens][heads x dim].
 void engine_attend(Engine* engine, const Shape* shape, bf16* layer, const float* qkv, const Batch* batch, float* out) {
   engine->attend(*shape, layer, qkv, *batch, out);
+}
+
+// The largest of each row of logits [rows][stride], NaN if one is none, and its token.
+void engine_best(Engine* engine, const float* logits, int64_t rows, int64_t vocabulary, int64_t stride, float* values,
+                 int64_t* tokens) {
+  engine->best(logits, rows, vocabulary, stride, values, tokens);
+}
+
+// A token for each of these rows; those whose best is not finite get 0. logits are overwritten.
+void engine_draw(Engine* engine, float* logits, int64_t vocabulary, int64_t stride, const float* best,
+                 const int64_t* rows, int64_t count, const Draw* draws, int64_t* tokens) {
+  engine->draw(logits, vocabulary, stride, best, rows, count, draws, tokens);
 }
 
 // beat is called in a step of more than a tenth of a second, which is no hang as long as it goes on.
