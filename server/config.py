@@ -58,6 +58,7 @@ class ServerConfig:
     log_level: str = setting("least severe log line to print", "info", LOG_LEVELS)
     log_format: str = setting("how log lines look", "text", LOG_FORMATS)
     body_bytes_max: int = setting("most bytes of a request body", 8 * 2**20)
+    file_bytes_max: int = setting("most bytes of a recorded file sent to be seen", 512 * 2**20)
     sequences_max: int = setting("most sequences (prompts x n) of one HTTP request", 512)
     max_queue_requests: int = setting("most sequences waiting beyond the free slots", 1024)
     max_queue_tokens: int = setting("most prompt tokens waiting", 4 * 2**20)
@@ -161,6 +162,7 @@ def check(config: ServerConfig) -> None:
     for name, low, high in (
         ("port", 0, 65535),
         ("body_bytes_max", 1024, 2**31),
+        ("file_bytes_max", 1024, 2**40),
         ("sequences_max", 1, 100_000),
         ("max_queue_requests", 0, 1_000_000),
         ("max_queue_tokens", 1, 2**40),

@@ -38,6 +38,9 @@ TENANT_PATHS = frozenset(
 )
 """What a key with a tenant opens; the rest tells of other tenants' requests, if not their text."""
 
+FILES = "/telemetry/incidents"
+"""Where a POST brings a file, which goes to the disk as it comes."""
+
 SINGLE = frozenset({b"host", b"origin", b"authorization", b"sec-fetch-site", b"x-tenant"})
 """Headers that decide something: of two, a proxy may have looked at the other one."""
 
@@ -59,7 +62,10 @@ def checks_of(config: ServerConfig, keys: KeyRing | None, queue: Queue) -> Check
         sessions=Sessions(time.monotonic),
         origins=origins_of(config),
         bodies=Bodies(
-            each_max=config.body_bytes_max, all_max=config.max_inflight_bytes, queue=queue
+            each_max=config.body_bytes_max,
+            file_max=config.file_bytes_max,
+            all_max=config.max_inflight_bytes,
+            queue=queue,
         ),
     )
 
@@ -84,7 +90,8 @@ class Gate:
         if refusal is not None:
             await refusal(scope, receive, send)
             return
-        body = Body(self._checks.bodies, receive)
+        file = _is_file(scope["method"], scope["path"])
+        body = Body(self._checks.bodies, receive, file=file)
         try:
             await self._app(scope, body.receive, send)
         finally:
@@ -115,7 +122,7 @@ class Gate:
         length = headers.get(b"content-length")
         if length is not None:
             try:
-                checks.bodies.check_length(length)
+                checks.bodies.check_length(length, file=_is_file(method, path))
             except ApiError as too_large:
                 return error_response(too_large)
         return None
@@ -144,6 +151,10 @@ def _twice(headers: Iterable[tuple[bytes, bytes]]) -> ApiError | None:
                 return ApiError(400, f"the header {shown} stands twice", code="header_twice")
             seen.add(name)
     return None
+
+
+def _is_file(method: str, path: str) -> bool:
+    return method == "POST" and path == FILES
 
 
 def _is_open(path: str) -> bool:

@@ -7,10 +7,12 @@ process of telemetry/case_files.py. Must never write anything that a client name
 
 import asyncio
 import os
+import shutil
 import time
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import BinaryIO
 
 import msgspec
 from starlette.requests import Request
@@ -25,38 +27,44 @@ from server.telemetry_api import JSON, answer_sql, sql_request
 from telemetry.answer import QueryError
 from telemetry.case_files import SENT, keep_newest_sent
 from telemetry.incidents import FOLDER_NAME
+from telemetry.query_lane import QueriesBusy, QueryUnavailable
 from telemetry.segments import SUFFIX
 
 FILE_TYPE = "application/vnd.duckdb"
 MAGIC = b"DUCK"
 MAGIC_AT = 8
 """Where a DuckDB file says what it is, behind the checksum of its first block."""
+HEAD_BYTES = MAGIC_AT + len(MAGIC)
+SPARE_BYTES = 256 * 2**20
+"""What a file that is sent leaves free on the disk: the history goes on."""
 
 
 async def incidents(request: Request) -> Response:
     """GET /telemetry/incidents: the recorded files of this server's folder, newest first."""
-    listed = await asyncio.to_thread(_listed, context_of(request).case_files.files())
-    return Response(msgspec.json.encode({"data": listed}), media_type=JSON)
+    context = context_of(request)
+    listed = await asyncio.to_thread(_listed, context.case_files.files())
+    body = {"data": listed, "bytes_max": context.config.file_bytes_max}
+    return Response(msgspec.json.encode(body), media_type=JSON)
 
 
 async def send(request: Request) -> Response:
     """POST /telemetry/incidents: keep a recorded file that a person brings, to ask it."""
-    context = context_of(request)
-    folder = context.history.status().folder
-    if folder is None:
-        raise ApiError(503, "this server keeps no history: it has no place for a file")
-    body = await request.body()  # the gate bounds it
-    if body[MAGIC_AT : MAGIC_AT + len(MAGIC)] != MAGIC:
-        raise invalid(None, "the body is not a DuckDB file", code="not_a_record")
-    path = await asyncio.to_thread(_keep, Path(folder), body)
+    files = context_of(request).case_files
     try:
-        with context.case_files.submit(path.name, "SELECT count(*) FROM run") as asked:
-            await asyncio.wait_for(asyncio.wrap_future(asked.future), context.case_files.patience_s)
+        with files.place() as folder:
+            path, size = await _take(request, folder)
+            try:
+                with files.submit(path.name, "SELECT count(*) FROM run") as asked:
+                    await asyncio.wait_for(asyncio.wrap_future(asked.future), files.patience_s)
+            except BaseException:
+                path.unlink(missing_ok=True)
+                raise
+    except (QueriesBusy, QueryUnavailable) as error:
+        return refusal(error)
     except (QueryError, TimeoutError) as error:
-        path.unlink(missing_ok=True)
         message = str(error) or "it could not be opened in time"
         raise invalid(None, f"not taken: {message}", code="not_a_record") from error
-    return Response(msgspec.json.encode({"name": path.name, "bytes": len(body)}), media_type=JSON)
+    return Response(msgspec.json.encode({"name": path.name, "bytes": size}), media_type=JSON)
 
 
 async def file(request: Request) -> Response:
@@ -100,17 +108,48 @@ def _listed(paths: list[Path]) -> list[dict[str, object]]:
     return found
 
 
-def _keep(folder: Path, body: bytes) -> Path:
-    """Write what was sent under a name of ours, and let the oldest go."""
+async def _take(request: Request, folder: Path) -> tuple[Path, int]:
+    """Write what comes under a name of ours, part by part; return its path and its bytes."""
     sent = folder / FOLDER_NAME / SENT
+    now = datetime.fromtimestamp(time.time_ns() / 1e9, UTC)
+    path = sent / f"{now:%Y%m%dT%H%M%S.%f}-sent{SUFFIX}"
+    staged = path.with_name(f".{path.name}")
+    head, size = b"", 0
     try:
-        sent.mkdir(parents=True, exist_ok=True)
-        now = datetime.fromtimestamp(time.time_ns() / 1e9, UTC)
-        path = sent / f"{now:%Y%m%dT%H%M%S.%f}-sent{SUFFIX}"
-        staged = path.with_name(f".{path.name}")
-        staged.write_bytes(body)
-        os.replace(staged, path)
-        keep_newest_sent(folder)
+        out = await asyncio.to_thread(_open, staged, int(request.headers.get("content-length", 0)))
+        with out:
+            async for part in request.stream():  # the gate bounds them all
+                if size < HEAD_BYTES:
+                    head += part[: HEAD_BYTES - size]
+                    _check_head(head, whole=False)
+                size += len(part)
+                await asyncio.to_thread(out.write, part)
+        _check_head(head, whole=True)
+        await asyncio.to_thread(_settle, staged, path, folder)
     except OSError as error:
         raise ApiError(503, "the disk refused the file", code="record_unavailable") from error
-    return path
+    finally:
+        await asyncio.to_thread(staged.unlink, missing_ok=True)
+    return path, size
+
+
+def _open(staged: Path, announced_bytes: int) -> BinaryIO:
+    staged.parent.mkdir(parents=True, exist_ok=True)
+    free_bytes = shutil.disk_usage(staged.parent).free
+    if free_bytes < announced_bytes + SPARE_BYTES:
+        message = "the disk has no room for the file beside the history"
+        raise ApiError(503, message, code="record_unavailable")
+    return staged.open("wb")
+
+
+def _check_head(head: bytes, *, whole: bool) -> None:
+    """Refuse what is no DuckDB file, as soon as its head tells."""
+    if len(head) < HEAD_BYTES and not whole:
+        return
+    if head[MAGIC_AT:] != MAGIC:
+        raise invalid(None, "the body is not a DuckDB file", code="not_a_record")
+
+
+def _settle(staged: Path, path: Path, folder: Path) -> None:
+    os.replace(staged, path)
+    keep_newest_sent(folder)

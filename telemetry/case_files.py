@@ -8,9 +8,10 @@ A file is read in the child alone, whoever wrote it. Must never take a path from
 import logging
 import queue
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, InvalidStateError
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,6 +34,10 @@ CLOSE_S = 5.0
 SENT = "sent"
 SENT_MAX = 3
 """Files that people sent and that are kept; the oldest go."""
+SENDING_MAX = 2
+"""Files that may be on their way here at once."""
+ABANDONED_S = 3600.0
+"""A file that began to come so long ago, and was never whole, is what a crash left."""
 
 
 class NoSuchFile(QueryError):
@@ -63,6 +68,7 @@ class CaseFiles:
         self._opened: Path | None = None
         self._asked: _Job | None = None
         self._stopping = False
+        self._coming = threading.BoundedSemaphore(SENDING_MAX)
 
     @property
     def patience_s(self) -> float:
@@ -84,6 +90,19 @@ class CaseFiles:
             if path.name == name:
                 return path
         raise NoSuchFile(f"there is no recorded file {name[:100]!r} on this server")
+
+    @contextmanager
+    def place(self) -> Iterator[Path]:
+        """Give the folder that a file is sent to, for the time it comes; raises QueryError."""
+        folder = self._folder()
+        if folder is None:
+            raise QueryUnavailable("this server keeps no history: it has no place for a file")
+        if not self._coming.acquire(blocking=False):
+            raise QueriesBusy("other files are on their way here")
+        try:
+            yield Path(folder)
+        finally:
+            self._coming.release()
 
     # ---- asking
 
@@ -219,3 +238,7 @@ def keep_newest_sent(folder: Path) -> None:
     """Delete the oldest files that people sent above the bound, and what a crash left."""
     for path in sent_files(folder)[:-SENT_MAX]:
         path.unlink(missing_ok=True)
+    for path in (folder / FOLDER_NAME / SENT).glob(f".*{SUFFIX}"):
+        with suppress(FileNotFoundError):
+            if time.time() - path.stat().st_mtime > ABANDONED_S:
+                path.unlink()

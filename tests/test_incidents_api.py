@@ -6,6 +6,7 @@ harmless, and a comparison is that of `iterscope diff`.
 """
 
 import json
+import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -22,12 +23,14 @@ from tests.noisy_runs import noisy_file
 from tests.servers import Server, serving
 
 COUNT = "SELECT count(*) FROM request_end"
+FILE_MAX = 24 * 2**20
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     folder = tmp_path_factory.mktemp("incidents")
-    flags = ("--history", str(folder / "history"), "--kv-blocks", "64")
+    limits = ("--file-bytes-max", str(FILE_MAX), "--kv-blocks", "64")
+    flags = ("--history", str(folder / "history"), *limits)
     with serving(folder, tiny.write(folder / "model"), *flags, parrot=True) as running:
         for number in range(4):
             complete(running, {"prompt": ids(20 + number), "max_tokens": 8})
@@ -50,6 +53,10 @@ def ask(server: Server, name: str, sql: str) -> httpx.Response:
 
 def send(server: Server, content: bytes) -> httpx.Response:
     return httpx.post(f"{server.url}/telemetry/incidents", content=content, timeout=60)
+
+
+def sent_folder(server: Server) -> Path:
+    return server.log_file.parent / "history" / "incidents" / "sent"
 
 
 def error(response: httpx.Response) -> dict[str, Any]:
@@ -138,8 +145,42 @@ def test_what_is_no_record_is_refused_and_leaves_nothing(server: Server, tmp_pat
         assert refused.status_code == 400, refused.text
         assert "/" not in error(refused)["message"].replace("(path)", "")
     assert server.get("/telemetry/incidents").json() == before
-    too_large = send(server, b"x" * (9 * 2**20))
+    too_large = send(server, real[:4096] * (FILE_MAX // 4096 + 1))
     assert too_large.status_code == 413
+    assert "--file-bytes-max" in error(too_large)["message"]
+    assert list(sent_folder(server).glob(".*")) == [], "nothing half sent stays"
+
+
+def test_a_file_larger_than_any_other_body_goes_to_the_disk_as_it_comes(
+    server: Server, tmp_path: Path
+) -> None:
+    path = noisy_file(tmp_path / "large.duckdb", 7, requests=10)
+    with duckdb.connect(path) as connection:
+        ballast = "SELECT string_agg(md5(i::VARCHAR), '') FROM range(500000) r(i)"
+        connection.execute(f"UPDATE run SET config = ({ballast})")
+    assert 10 * 2**20 < path.stat().st_size < FILE_MAX
+
+    def parts() -> Iterator[bytes]:  # no length is announced
+        with path.open("rb") as file:
+            while part := file.read(2**16):
+                yield part
+
+    kept = httpx.post(f"{server.url}/telemetry/incidents", content=parts(), timeout=60)
+    assert kept.status_code == 200, kept.text
+    assert kept.json()["bytes"] == path.stat().st_size
+    assert ask(server, kept.json()["name"], COUNT).json()["rows"] == [[10]]
+    assert server.get("/telemetry/incidents").json()["bytes_max"] == FILE_MAX
+
+
+def test_a_sender_who_leaves_leaves_nothing(server: Server, tmp_path: Path) -> None:
+    content = noisy_file(tmp_path / "theirs.duckdb", 8, requests=10).read_bytes()
+    hasty = socket.create_connection(("127.0.0.1", httpx.URL(server.url).port or 0), timeout=20)
+    head = "POST /telemetry/incidents HTTP/1.1\r\nHost: 127.0.0.1\r\n"
+    hasty.sendall(f"{head}Content-Length: {FILE_MAX}\r\n\r\n".encode() + content[:100_000])
+    server.wait(lambda: list(sent_folder(server).glob(".*")))
+    hasty.close()
+    server.wait(lambda: not list(sent_folder(server).glob(".*")))
+    assert send(server, content).status_code == 200
 
 
 def test_only_the_newest_that_were_sent_are_kept(server: Server, tmp_path: Path) -> None:

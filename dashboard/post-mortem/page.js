@@ -206,6 +206,7 @@ export class PostMortem {
       last_us: run.started_unix_us + Math.ceil(run.last_ns / 1e3) + 1,
     }));
     this.picker.files(listed.data, file);
+    this.bytesMax = listed.bytes_max;
     if (!this.queries) this.menu.list(queries);
     Object.assign(this, { queries, schema });
     this.console.describe(schema);
@@ -288,9 +289,13 @@ export class PostMortem {
   }
 
   async take(file) {
-    this.picker.say('Sending…');
+    this.say('');
+    const onProgress = (share) =>
+      this.picker.say(share < 1 ? `Sending… ${Math.floor(share * 100)} %` : 'Opening it…');
+    onProgress(0);
     try {
-      const { name } = await send(urlOf('telemetry/incidents'), file);
+      const url = urlOf('telemetry/incidents');
+      const { name } = await send(url, file, { bytesMax: this.bytesMax, onProgress });
       this.picker.say('');
       this.apply({ ...EMPTY, file: name });
     } catch (error) {

@@ -1,15 +1,28 @@
 // Owns: sending a recorded file from one's own disk to the server, which opens it in its sealed
-// process. Called by: page.js. The file's name stays here: the server gives it one.
+// process, and how far that is. Called by: page.js. The file's name stays here: the server gives
+// it one. fetch tells nothing of a body on its way, XMLHttpRequest does.
 
 import { ApiError, errorOf } from '../api.js';
+import { int } from '../format.js';
 
-export async function send(url, file) {
-  let answer;
-  try {
-    answer = await fetch(url, { method: 'POST', body: file });
-  } catch {
-    throw new ApiError('The server does not answer, or the file is too large for it.');
+const MIB = 2 ** 20;
+const BROKE = 'The server broke off: it is gone, or the file is too large for it.';
+
+// bytesMax: what the server takes at most; onProgress(share). Resolves to {name, bytes}.
+export function send(url, file, { bytesMax = Infinity, onProgress = () => {} } = {}) {
+  if (file.size > bytesMax) {
+    const words = `${int(file.size / MIB)} MiB; this server takes at most ${int(bytesMax / MIB)} MiB`;
+    return Promise.reject(new ApiError(`${words} (--file-bytes-max).`, { status: 413 }));
   }
-  if (!answer.ok) throw errorOf(answer.status, await answer.text().catch(() => ''));
-  return answer.json();
+  return new Promise((resolve, reject) => {
+    const request = new XMLHttpRequest();
+    request.open('POST', url);
+    request.upload.addEventListener('progress', ({ loaded, total }) => onProgress(loaded / total));
+    request.addEventListener('error', () => reject(new ApiError(BROKE)));
+    request.addEventListener('load', () => {
+      if (request.status === 200) resolve(JSON.parse(request.responseText));
+      else reject(errorOf(request.status, request.responseText));
+    });
+    request.send(file);
+  });
 }
