@@ -1,4 +1,4 @@
-"""The llama decoder, eager, on a packed step: embedding, layers, norm, head.
+"""The decoder, eager, on a packed step: embedding, layers, norm, head.
 
 Owns the order of a forward pass; engine/runner.py calls it. Every product and every attention goes
 through the kernel seam. Knows no request and no scheduler: a step is a pack of tokens, and only
@@ -9,11 +9,19 @@ from collections.abc import Callable
 
 import torch
 
-from kernels.base import AttentionBackend, Cache, DecoderWeights, Ops, StepBackend, StepBatch
+from kernels.base import (
+    AttentionBackend,
+    Cache,
+    DecoderWeights,
+    LayerWeights,
+    Ops,
+    StepBackend,
+    StepBatch,
+)
 
 
 class Decoder:
-    """A llama-type decoder over a backend's paged cache (Touvron et al., 2023).
+    """A decoder over a backend's paged cache: a llama (Touvron et al., 2023), or what weights add.
 
     beat is called at each layer: a long step that goes on is no hang.
     """
@@ -45,29 +53,72 @@ class Decoder:
         For steps that want logits of many tokens: these need not exist all at one time.
         """
         weights, ops, eps = self._weights, self._ops, self._weights.norm_eps
-        heads = weights.shape.heads
-        turned_heads = heads + weights.shape.kv_heads
         prepared = self._backend.prepare(batch.attention, cache)
-        turns = weights.rotations.index_select(0, batch.positions)
+        turns = self._turns(batch.positions)
         residual = weights.embedding.index_select(0, batch.input_ids)
+        if weights.embedding_scale != 1.0:
+            residual *= weights.embedding_scale
         normed = ops.rms_norm(residual, weights.layers[0].input_norm, eps)
         for number, layer in enumerate(weights.layers):
             self._beat()
-            qkv = ops.linear(normed, layer.qkv).view(len(normed), -1, weights.shape.head_dim)
-            turned = ops.rope(qkv[:, :turned_heads], turns)
-            q, k, v = turned[:, :heads], turned[:, heads:], qkv[:, turned_heads:]
+            q, k, v = self._projected(layer, normed, turns[number])
             attended = self._backend.attend(number, q, k, v, cache, prepared)
             mixed = ops.linear(attended.reshape(len(normed), -1), layer.output)
+            mixed = self._out(mixed, layer.output_bias, layer.attention_out_norm)
             normed, residual = ops.add_rms_norm(mixed, residual, layer.post_norm, eps)
-            fed = ops.linear(ops.silu_multiply(ops.linear(normed, layer.gate_up)), layer.down)
+            fed = ops.linear(self._gated(ops.linear(normed, layer.gate_up)), layer.down)
+            fed = self._out(fed, None, layer.feed_out_norm)
             normed, residual = ops.add_rms_norm(fed, residual, self._norm_after(number), eps)
         return normed
+
+    def _turns(self, positions: torch.Tensor) -> list[torch.Tensor]:
+        """Return each layer's turns of the step's tokens [T, head_dim / 2, 2]."""
+        weights = self._weights
+        turns = weights.rotations.index_select(0, positions)
+        if weights.local_rotations is None:
+            return [turns] * len(weights.layers)
+        local = weights.local_rotations.index_select(0, positions)
+        windows = map(weights.shape.window, range(len(weights.layers)))
+        return [local if window else turns for window in windows]
+
+    def _projected(
+        self, layer: LayerWeights, normed: torch.Tensor, turns: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Return queries and keys, turned, and values: [T, heads, head_dim] each."""
+        shape, ops, eps = self._weights.shape, self._ops, self._weights.norm_eps
+        qkv = ops.linear(normed, layer.qkv)
+        if layer.qkv_bias is not None:
+            qkv += layer.qkv_bias
+        qkv = qkv.view(len(normed), -1, shape.head_dim)
+        heads, turned_heads = shape.heads, shape.heads + shape.kv_heads
+        to_turn = qkv[:, :turned_heads]
+        if layer.query_norm is not None and layer.key_norm is not None:
+            queries = ops.rms_norm(qkv[:, :heads], layer.query_norm, eps)
+            keys = ops.rms_norm(qkv[:, heads:turned_heads], layer.key_norm, eps)
+            to_turn = torch.cat([queries, keys], dim=1)
+        turned = ops.rope(to_turn, turns)
+        return turned[:, :heads], turned[:, heads:], qkv[:, turned_heads:]
+
+    def _gated(self, gate_up: torch.Tensor) -> torch.Tensor:
+        if self._weights.activation == "silu":
+            return self._ops.silu_multiply(gate_up)
+        return self._ops.gelu_multiply(gate_up)
+
+    def _out(
+        self, added: torch.Tensor, bias: torch.Tensor | None, norm: torch.Tensor | None
+    ) -> torch.Tensor:
+        """Return what attention or feed-forward adds to the residual, as a family wants it."""
+        if bias is not None:
+            added += bias
+        return added if norm is None else self._ops.rms_norm(added, norm, self._weights.norm_eps)
 
     def logits(self, hidden: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
         """Return float32 logits [S, vocabulary] of S tokens of the pack."""
         if not len(tokens):
             return hidden.new_empty((0, len(self._weights.embedding)), dtype=torch.float32)
-        return self._ops.linear(hidden.index_select(0, tokens), self._weights.head).float()
+        logits = self._ops.linear(hidden.index_select(0, tokens), self._weights.head).float()
+        cap = self._weights.logits_cap
+        return logits if cap is None else logits.div_(cap).tanh_().mul_(cap)
 
     def _norm_after(self, layer: int) -> torch.Tensor:
         """Return the norm that follows a layer: the next layer's first, or the final one."""

@@ -278,6 +278,12 @@ class Fields:
             raise self.fail(f"{key} is {value}")
         return float(value)
 
+    def optional(self, key: str, default: object = None) -> float | None:
+        """Return a finite number above 0, or None where neither the key nor a default says one."""
+        if self.content.get(key, default) is None:
+            return None
+        return self.number(key, default if isinstance(default, float) else None)
+
     def integer(self, key: str, high: int, default: int | None = None, low: int = 1) -> int:
         """Return a whole number within low and high, both included."""
         value = self.content.get(key)

@@ -9,7 +9,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeVar
 
+from engine.family import (
+    LLAMA,
+    Form,
+    family_of_folder,
+    family_of_gguf,
+    form_of_folder,
+    form_of_gguf,
+)
 from engine.model_files import Fields, GgufHeader, SpecError, read_gguf, read_json
+from engine.names import FOLDER_NAMES, Names
 from engine.rope import MODEL_LEN_MAX, Rope, YarnScaling, ropes_of_folder, ropes_of_gguf
 
 __all__ = [
@@ -31,7 +40,10 @@ END_TEXTS = frozenset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSpec:
-    """The shape of a llama-type decoder and the facts of its vocabulary."""
+    """The shape of a decoder, what it computes beyond a llama, and the facts of its vocabulary.
+
+    names are what its files call its tensors.
+    """
 
     path: str
     architecture: str
@@ -49,6 +61,8 @@ class ModelSpec:
     bos_id: int | None
     eos_ids: tuple[int, ...]
     parameters: int
+    form: Form = LLAMA
+    names: Names = FOLDER_NAMES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,11 +117,14 @@ def _checked(spec: ModelSpec) -> ModelSpec:
     return spec
 
 
-def _parameters(shape: dict[str, int], tied: bool) -> int:
+def _parameters(shape: dict[str, int], form: Form, tied: bool) -> int:
     """Return the number of weights, a tied head counted once."""
     hidden, head_dim = shape["hidden"], shape["head_dim"]
-    attention = hidden * head_dim * 2 * (shape["heads"] + shape["kv_heads"])
+    projected = head_dim * (shape["heads"] + 2 * shape["kv_heads"])
+    attention = hidden * (projected + head_dim * shape["heads"])
     layer = attention + 3 * hidden * shape["intermediate"] + 2 * hidden
+    layer += projected * form.qkv_bias + hidden * form.output_bias
+    layer += 2 * head_dim * form.head_norms + 2 * hidden * form.out_norms
     tables = shape["vocab_size"] * hidden * (1 if tied else 2)
     return tables + shape["layers"] * layer + hidden
 
@@ -116,8 +133,10 @@ def _parameters(shape: dict[str, int], tied: bool) -> int:
 
 
 def _spec_of_folder(folder: Path) -> ModelSpec:
-    fields = Fields(folder / "config.json", read_json(folder / "config.json"))
-    _refuse_foreign(fields)
+    file = folder / "config.json"
+    content = read_json(file)
+    family = family_of_folder(Fields(file, content))
+    fields = Fields(file, {**family.defaults, **content})
     heads = fields.integer("num_attention_heads", 1024)
     hidden = fields.integer("hidden_size", 2**17)
     shape = {
@@ -130,12 +149,13 @@ def _spec_of_folder(folder: Path) -> ModelSpec:
         "vocab_size": fields.integer("vocab_size", 2**22),
     }
     tied = fields.flag("tie_word_embeddings")
-    rope, _ = ropes_of_folder(fields, base=10000.0, local_base=None)
+    rope, local = ropes_of_folder(fields, base=family.rope_base, local_base=family.local_base)
+    form = form_of_folder(fields, family, shape["layers"], local)
     vocab_size = shape["vocab_size"]
     return _checked(
         ModelSpec(
             path=str(folder),
-            architecture="llama",
+            architecture=family.name,
             **shape,
             rope=rope,
             norm_eps=fields.number("rms_norm_eps", 1e-6),
@@ -143,23 +163,11 @@ def _spec_of_folder(folder: Path) -> ModelSpec:
             model_len=_model_len_of_folder(fields, rope),
             bos_id=next(iter(fields.ids("bos_token_id", vocab_size)), None),
             eos_ids=_eos_of_folder(folder, fields, vocab_size),
-            parameters=_parameters(shape, tied),
+            parameters=_parameters(shape, form, tied),
+            form=form,
+            names=family.names,
         )
     )
-
-
-def _refuse_foreign(fields: Fields) -> None:
-    """Raise for what would load as a llama and compute something else."""
-    kind = fields.text("model_type")
-    if kind != "llama":
-        raise fields.fail(f"model_type is {kind!r:.60}; only llama is supported")
-    if fields.content.get("hidden_act", "silu") != "silu":
-        raise fields.fail(
-            f"hidden_act is {fields.content['hidden_act']!r:.60}; only silu is supported"
-        )
-    for key in ("attention_bias", "mlp_bias", "quantization_config"):
-        if fields.content.get(key):
-            raise fields.fail(f"{key} is not supported")
 
 
 def _model_len_of_folder(fields: Fields, rope: Rope) -> int:
@@ -228,47 +236,52 @@ def _template_of_folder(folder: Path, fields: Fields) -> str | None:
 
 def _spec_of_gguf(header: GgufHeader) -> ModelSpec:
     fields = Fields(header.path, header.metadata)
-    kind = fields.text("general.architecture")
-    if kind != "llama":
-        raise fields.fail(f"architecture is {kind!r:.60}; only llama is supported")
-    heads = fields.integer("llama.attention.head_count", 1024)
-    hidden = fields.integer("llama.embedding_length", 2**17)
-    head_dim = fields.integer("llama.attention.key_length", 1024, hidden // heads)
-    table = header.tensors.get("token_embd.weight")
+    family = family_of_gguf(fields)
+    prefix = family.architecture
+    heads = fields.integer(f"{prefix}.attention.head_count", 1024)
+    hidden = fields.integer(f"{prefix}.embedding_length", 2**17)
+    head_dim = fields.integer(f"{prefix}.attention.key_length", 1024, hidden // heads)
+    table = header.tensors.get(family.gguf_names.embedding)
     if table is None or len(table.shape) != 2:
-        raise fields.fail("tensor token_embd.weight is missing")
+        raise fields.fail(f"tensor {family.gguf_names.embedding} is missing")
     shape = {
-        "layers": fields.integer("llama.block_count", 1024),
+        "layers": fields.integer(f"{prefix}.block_count", 1024),
         "hidden": hidden,
         "heads": heads,
-        "kv_heads": fields.integer("llama.attention.head_count_kv", 1024, heads),
+        "kv_heads": fields.integer(f"{prefix}.attention.head_count_kv", 1024, heads),
         "head_dim": head_dim,
-        "intermediate": fields.integer("llama.feed_forward_length", 2**20),
+        "intermediate": fields.integer(f"{prefix}.feed_forward_length", 2**20),
         "vocab_size": table.shape[0],
     }
-    _refuse_foreign_gguf(fields, head_dim)
-    tied = "output.weight" not in header.tensors
+    _refuse_foreign_gguf(fields, prefix, head_dim)
+    tied = family.gguf_names.head not in header.tensors
+    rope, local = ropes_of_gguf(fields, prefix, base=family.rope_base, local_base=family.local_base)
+    form = form_of_gguf(header, fields, family, shape, local)
     return _checked(
         ModelSpec(
             path=str(header.path),
-            architecture="llama",
+            architecture=family.name,
             **shape,
-            rope=ropes_of_gguf(fields, "llama", base=10000.0, local_base=None)[0],
-            norm_eps=fields.number("llama.attention.layer_norm_rms_epsilon"),
+            rope=rope,
+            norm_eps=fields.number(f"{prefix}.attention.layer_norm_rms_epsilon"),
             tied_head=tied,
-            model_len=fields.integer("llama.context_length", MODEL_LEN_MAX),
+            model_len=fields.integer(f"{prefix}.context_length", MODEL_LEN_MAX),
             bos_id=next(iter(fields.ids("tokenizer.ggml.bos_token_id", table.shape[0])), None),
             eos_ids=_eos_of_gguf(fields, table.shape[0]),
-            parameters=_parameters(shape, tied),
+            parameters=_parameters(shape, form, tied),
+            form=form,
+            names=family.gguf_names,
         )
     )
 
 
-def _refuse_foreign_gguf(fields: Fields, head_dim: int) -> None:
-    """Raise for what would load as a llama and compute something else."""
-    if fields.integer("llama.expert_count", 2**16, 0, low=0):
+def _refuse_foreign_gguf(fields: Fields, prefix: str, head_dim: int) -> None:
+    """Raise for what would load as another decoder and compute something else."""
+    if fields.integer(f"{prefix}.expert_count", 2**16, 0, low=0):
         raise fields.fail("mixtures of experts are not supported")
-    for key in ("llama.rope.dimension_count", "llama.attention.value_length"):
+    if fields.integer("split.count", 2**16, 1, low=0) > 1:
+        raise fields.fail("a part of a split GGUF is not supported; merge the parts into one file")
+    for key in (f"{prefix}.rope.dimension_count", f"{prefix}.attention.value_length"):
         if fields.integer(key, 1024, head_dim) != head_dim:
             raise fields.fail(f"{key} other than the head dimension {head_dim} is not supported")
 

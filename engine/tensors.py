@@ -1,99 +1,81 @@
 """Which tensors a model must have, and what its files say they hold, without reading a weight.
 
-Owns the names that tensors have in GGUF and safetensors files, the shapes that a spec asks for, and
-the reading of safetensors headers. The server checks a model with it before any engine is started,
+Owns the shapes that a spec asks for and the reading of safetensors headers and of the index of
+shards. The server checks a model with it before any engine is started,
 engine/weights.py before it loads. Knows no torch, and believes no file.
 """
 
 import json
 import math
 import struct
+from collections import ChainMap
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from engine.model_files import JSON_BYTES_MAX, SpecError, read_gguf, read_json, refuse_pointer
+from engine.names import Names
 from engine.spec import ModelSpec
 
 Shapes = Mapping[str, tuple[int, ...]]
 
 SAFETENSORS_TYPES = {"F32": 4, "F16": 2, "BF16": 2, "F64": 8}
 """Types of values that are taken, with the bytes of one."""
+SHARDS_MAX = 4096
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Names:
-    """What a file format calls its tensors; `layer` has a place for the layer's number."""
+def folder_headers(folder: Path) -> dict[Path, dict[str, tuple[int, ...]]]:
+    """Return the shapes of the tensors in each safetensors file of a folder, no tensor in two.
 
-    embedding: str
-    final_norm: str
-    head: str
-    layer: str
-    input_norm: str
-    query: str
-    key: str
-    value: str
-    output: str
-    post_norm: str
-    gate: str
-    up: str
-    down: str
-    ignored: str
-
-
-SAFETENSORS_NAMES = Names(
-    embedding="model.embed_tokens.weight",
-    final_norm="model.norm.weight",
-    head="lm_head.weight",
-    layer="model.layers.{}.{}.weight",
-    input_norm="input_layernorm",
-    query="self_attn.q_proj",
-    key="self_attn.k_proj",
-    value="self_attn.v_proj",
-    output="self_attn.o_proj",
-    post_norm="post_attention_layernorm",
-    gate="mlp.gate_proj",
-    up="mlp.up_proj",
-    down="mlp.down_proj",
-    ignored="rotary_emb.inv_freq",
-)
-GGUF_NAMES = Names(
-    embedding="token_embd.weight",
-    final_norm="output_norm.weight",
-    head="output.weight",
-    layer="blk.{}.{}.weight",
-    input_norm="attn_norm",
-    query="attn_q",
-    key="attn_k",
-    value="attn_v",
-    output="attn_output",
-    post_norm="ffn_norm",
-    gate="ffn_gate",
-    up="ffn_up",
-    down="ffn_down",
-    ignored="rope_freqs.weight",
-)
-
-
-def shards(folder: Path) -> list[Path]:
-    """Return the safetensors files of a folder: those of its index, or its one file."""
+    With an index those are the files that it names, and each holds what it says of it.
+    """
     index = folder / "model.safetensors.index.json"
-    single = folder / "model.safetensors"
-    if index.exists():
-        listed = read_json(index).get("weight_map")
-        names = sorted({str(name) for name in listed.values()}) if isinstance(listed, dict) else []
-        if not names or any(Path(name).name != name for name in names):
-            raise SpecError(f"{index}: weight_map does not name files of this folder")
-        files = [folder / name for name in names]
-    else:
-        files = [single] if single.exists() else sorted(folder.glob("*.safetensors"))
-        if len(files) != 1:
-            raise SpecError(f"{folder}: {len(files)} safetensors files and no model.safetensors")
+    placed = _placed(index) if index.exists() else {}
+    files = sorted({folder / name for name in placed.values()}) or [_only_file(folder)]
     for file in files:
         if not file.is_file():
             raise SpecError(f"{file}: no such file")
-    return files
+    headers = {file: read_safetensors_header(file) for file in files}
+    holders: dict[str, Path] = {}
+    for file, shapes in headers.items():
+        for name in shapes:
+            if name in holders:
+                raise SpecError(f"{file}: tensor {name!r:.60} is in {holders[name].name} too")
+            holders[name] = file
+    for name, file_name in placed.items():
+        if name not in headers[folder / file_name]:
+            raise SpecError(f"{index}: tensor {name!r:.60} is not in {file_name:.60}")
+    return headers
+
+
+def _placed(index: Path) -> dict[str, str]:
+    """Return the name of the file that each tensor lies in; all are plain names of this folder."""
+    listed = read_json(index).get("weight_map")
+    if not isinstance(listed, dict) or not listed:
+        raise SpecError(f"{index}: weight_map is missing or empty")
+    for tensor, name in listed.items():
+        if not _is_shard_name(name):
+            raise SpecError(
+                f"{index}: weight_map puts {tensor!r:.60} into {name!r:.60}, "
+                "not a .safetensors file of this folder"
+            )
+    if len(set(listed.values())) > SHARDS_MAX:
+        raise SpecError(f"{index}: weight_map names more than {SHARDS_MAX} files")
+    return listed
+
+
+def _is_shard_name(name: object) -> bool:
+    if not isinstance(name, str) or "\0" in name or "\\" in name or len(name) > 255:
+        return False
+    return Path(name).name == name and name.endswith(".safetensors")
+
+
+def _only_file(folder: Path) -> Path:
+    single = folder / "model.safetensors"
+    files = [single] if single.exists() else sorted(folder.glob("*.safetensors"))
+    if len(files) != 1:
+        raise SpecError(f"{folder}: {len(files)} safetensors files and no model.safetensors")
+    return files[0]
 
 
 def read_safetensors_header(file: Path) -> dict[str, tuple[int, ...]]:
@@ -155,35 +137,55 @@ def _are_sizes(value: Any) -> bool:
 
 def expected_shapes(spec: ModelSpec, names: Names, has_head: bool) -> dict[str, tuple[int, ...]]:
     """Return every tensor that the decoder reads, by its name in the file, with its shape."""
-    hidden, inner = spec.hidden, spec.intermediate
-    query, key = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
-    table = (spec.vocab_size, hidden)
-    shapes: dict[str, tuple[int, ...]] = {names.embedding: table, names.final_norm: (hidden,)}
+    table = (spec.vocab_size, spec.hidden)
+    shapes: dict[str, tuple[int, ...]] = {names.embedding: table, names.final_norm: (spec.hidden,)}
     if has_head:
         shapes[names.head] = table
+    matrices, biases = _matrices(spec, names), _biases(spec, names)
+    norms = _norms(spec, names)
     for layer in range(spec.layers):
-        for part, shape in (
-            (names.input_norm, (hidden,)),
-            (names.query, (query, hidden)),
-            (names.key, (key, hidden)),
-            (names.value, (key, hidden)),
-            (names.output, (hidden, query)),
-            (names.post_norm, (hidden,)),
-            (names.gate, (inner, hidden)),
-            (names.up, (inner, hidden)),
-            (names.down, (hidden, inner)),
-        ):
-            shapes[names.layer.format(layer, part)] = shape
+        shapes |= {names.weight.format(layer, part): shape for part, shape in norms.items()}
+        shapes |= {names.weight.format(layer, part): shape for part, shape in matrices.items()}
+        shapes |= {names.bias.format(layer, part): matrices[part][:1] for part in biases}
     return shapes
 
 
-def check_shapes(spec: ModelSpec, names: Names, shapes: Shapes) -> bool:
+def _matrices(spec: ModelSpec, names: Names) -> dict[str, tuple[int, int]]:
+    hidden, inner = spec.hidden, spec.intermediate
+    query, key = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
+    return {
+        names.query: (query, hidden),
+        names.key: (key, hidden),
+        names.value: (key, hidden),
+        names.output: (hidden, query),
+        names.gate: (inner, hidden),
+        names.up: (inner, hidden),
+        names.down: (hidden, inner),
+    }
+
+
+def _biases(spec: ModelSpec, names: Names) -> tuple[str, ...]:
+    """Return the matrices that have a bias."""
+    projected = (names.query, names.key, names.value) if spec.form.qkv_bias else ()
+    return (*projected, names.output) if spec.form.output_bias else projected
+
+
+def _norms(spec: ModelSpec, names: Names) -> dict[str, tuple[int, ...]]:
+    sizes = {names.input_norm: spec.hidden, names.post_norm: spec.hidden}
+    if spec.form.head_norms:
+        sizes |= {names.query_norm: spec.head_dim, names.key_norm: spec.head_dim}
+    if spec.form.out_norms:
+        sizes |= {names.attention_out_norm: spec.hidden, names.feed_out_norm: spec.hidden}
+    return {name: (size,) for name, size in sizes.items()}
+
+
+def check_shapes(spec: ModelSpec, shapes: Shapes) -> bool:
     """Raise SpecError for a tensor that is missing, of a wrong shape, or unknown.
 
     Returns whether the file has a head of its own: an untied model must, a tied one may.
     """
-    has_head = not spec.tied_head or names.head in shapes
-    expected = expected_shapes(spec, names, has_head)
+    has_head = not spec.tied_head or spec.names.head in shapes
+    expected = expected_shapes(spec, spec.names, has_head)
     for name, shape in expected.items():
         found = shapes.get(name)
         if found is None:
@@ -193,19 +195,16 @@ def check_shapes(spec: ModelSpec, names: Names, shapes: Shapes) -> bool:
                 f"{spec.path}: tensor {name!r} has shape {list(found)}, not {list(shape)}"
             )
     for name in shapes:
-        if name not in expected and not name.endswith(names.ignored):
-            raise SpecError(f"{spec.path}: tensor {name!r} is not known to a llama model")
+        if name not in expected and not name.endswith(spec.names.ignored):
+            kind = spec.architecture
+            raise SpecError(f"{spec.path}: tensor {name!r} is not known to a {kind} model")
     return has_head
 
 
 def check_tensors(spec: ModelSpec) -> None:
     """Raise SpecError unless the files at spec.path say that every tensor is there and fits."""
     place = Path(spec.path)
-    if not place.is_dir():
-        found = {name: item.shape for name, item in read_gguf(place).tensors.items()}
-        check_shapes(spec, GGUF_NAMES, found)
-        return
-    shapes: dict[str, tuple[int, ...]] = {}
-    for file in shards(place):
-        shapes |= read_safetensors_header(file)
-    check_shapes(spec, SAFETENSORS_NAMES, shapes)
+    if place.is_dir():
+        check_shapes(spec, ChainMap(*folder_headers(place).values()))
+    else:
+        check_shapes(spec, {name: item.shape for name, item in read_gguf(place).tensors.items()})

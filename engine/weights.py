@@ -16,16 +16,10 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from engine.model_files import read_gguf
+from engine.rope import Rope
 from engine.rotation import rotations
 from engine.spec import ModelSpec, SpecError
-from engine.tensors import (
-    GGUF_NAMES,
-    SAFETENSORS_NAMES,
-    Names,
-    check_shapes,
-    read_safetensors_header,
-    shards,
-)
+from engine.tensors import check_shapes, folder_headers
 from kernels.base import AttentionShape, DecoderWeights, LayerWeights, PackedWeight
 
 Progress = Callable[[str, float], None]
@@ -40,10 +34,7 @@ STAGE = "loading weights"
 class TensorSource(Protocol):
     """A model's tensors by their names in its files."""
 
-    names: Names
     shapes: dict[str, tuple[int, ...]]
-    interleaved: bool
-    """Whether query and key rows already have rope's pairs adjacent."""
 
     def load(self, name: str) -> torch.Tensor:
         """Return a tensor in float32 or as it is stored."""
@@ -52,9 +43,6 @@ class TensorSource(Protocol):
 
 class GgufSource:
     """Tensors of a GGUF file, dequantized to float32."""
-
-    names = GGUF_NAMES
-    interleaved = True
 
     def __init__(self, path: Path) -> None:
         header = read_gguf(path)
@@ -75,14 +63,10 @@ class GgufSource:
 class SafetensorsSource:
     """Tensors of one safetensors file, or of the shards that an index names."""
 
-    names = SAFETENSORS_NAMES
-    interleaved = False
-
     def __init__(self, folder: Path, stack: ExitStack) -> None:
         self.shapes: dict[str, tuple[int, ...]] = {}
         self._handles: dict[str, Any] = {}
-        for file in shards(folder):
-            found = read_safetensors_header(file)
+        for file, found in folder_headers(folder).items():
             handle = _open_safetensors(file, stack)
             self.shapes |= found
             self._handles |= dict.fromkeys(found, handle)
@@ -121,6 +105,7 @@ class _Loader:
         report: Progress,
     ) -> None:
         self._spec = spec
+        self._names = spec.names
         self._source = source
         dtype, self._device = target
         self.dtype = ACTIVATIONS.get(dtype, dtype)
@@ -128,9 +113,14 @@ class _Loader:
         self._matrix_dtype = torch.float32 if dtype is torch.int8 else dtype
         self._report = report
 
-    def tensor(self, name: str) -> torch.Tensor:
-        """Return the embedding or a norm in the type of activations, on the target's device."""
-        return self._tensor(name, self.dtype)
+    def norm(self, name: str) -> torch.Tensor:
+        """Return a norm in the type of activations; one that lacks its offset is kept in float32.
+
+        1 + w in bf16 would lose the bits that w has.
+        """
+        if not self._names.norm_offset:
+            return self._tensor(name, self.dtype)
+        return self._tensor(name, torch.float32) + self._names.norm_offset
 
     def matrix(self, name: str) -> torch.Tensor:
         """Return a weight to be packed."""
@@ -144,27 +134,47 @@ class _Loader:
 
     def layer(self, number: int, pack: Pack) -> LayerWeights:
         """Return one layer's weights, fused and packed."""
-        names = self._source.names
+        names, form = self._names, self._spec.form
+        queries, keys = self._spec.heads, self._spec.kv_heads
 
-        def part(name: str) -> torch.Tensor:
-            return self.matrix(names.layer.format(number, name))
+        def part(name: str, heads: int = 0) -> torch.Tensor:
+            return self._paired(self.matrix(names.weight.format(number, name)), heads)
 
-        def norm(name: str) -> torch.Tensor:
-            return self.tensor(names.layer.format(number, name))
+        def norm(name: str, has: bool, heads: int = 0) -> torch.Tensor | None:
+            if not has:
+                return None
+            return self._paired(self.norm(names.weight.format(number, name)), heads)
 
-        query, key = part(names.query), part(names.key)
-        if not self._source.interleaved:
-            query = interleaved(query, self._spec.heads)
-            key = interleaved(key, self._spec.kv_heads)
+        def bias(name: str, heads: int = 0) -> torch.Tensor:
+            return self._paired(self._tensor(names.bias.format(number, name), self.dtype), heads)
+
+        qkv = [part(names.query, queries), part(names.key, keys), part(names.value)]
+        qkv_bias = output_bias = None
+        if form.qkv_bias:
+            qkv_bias = [bias(names.query, queries), bias(names.key, keys), bias(names.value)]
+        if form.output_bias:
+            output_bias = bias(names.output)
         self._report(STAGE, (number + 1) / self._spec.layers)
         return LayerWeights(
-            input_norm=norm(names.input_norm),
-            qkv=pack(torch.cat([query, key, part(names.value)])),
+            input_norm=self.norm(names.weight.format(number, names.input_norm)),
+            qkv=pack(torch.cat(qkv)),
             output=pack(part(names.output)),
-            post_norm=norm(names.post_norm),
+            post_norm=self.norm(names.weight.format(number, names.post_norm)),
             gate_up=pack(torch.cat([part(names.gate), part(names.up)])),
             down=pack(part(names.down)),
+            qkv_bias=None if qkv_bias is None else torch.cat(qkv_bias),
+            output_bias=output_bias,
+            query_norm=norm(names.query_norm, form.head_norms, 1),
+            key_norm=norm(names.key_norm, form.head_norms, 1),
+            attention_out_norm=norm(names.attention_out_norm, form.out_norms),
+            feed_out_norm=norm(names.feed_out_norm, form.out_norms),
         )
+
+    def _paired(self, weight: torch.Tensor, heads: int) -> torch.Tensor:
+        """Return what rope turns with its pairs adjacent; other weights have no heads to turn."""
+        if not heads or self._names.pairs_adjacent:
+            return weight
+        return interleaved(weight, heads)
 
 
 def load_weights(
@@ -172,48 +182,64 @@ def load_weights(
 ) -> DecoderWeights:
     """Read the decoder's weights from spec.path, or raise SpecError naming file and tensor.
 
-    positions is how many the rope table covers. A tied model whose file brings a head of its own
+    positions is how many the rope tables cover. A tied model whose file brings a head of its own
     keeps that head when it differs from the embedding, as transformers does.
     """
+    names, form = spec.names, spec.form
     with open_source(spec.path) as source:
-        has_head = check_shapes(spec, source.names, source.shapes)
+        has_head = check_shapes(spec, source.shapes)
         loader = _Loader(spec, source, (TORCH_DTYPES[dtype], device), progress)
-        embedding = loader.matrix(source.names.embedding)
-        head = loader.matrix(source.names.head) if has_head else embedding
+        embedding = loader.matrix(names.embedding)
+        head = loader.matrix(names.head) if has_head else embedding
         if spec.tied_head and torch.equal(head, embedding):
             head = embedding
+        factors = _gguf_factors(spec, source)
+        local = None
+        if form.local_rope is not None:
+            local = _rotations(spec, form.local_rope, positions, None).to(device)
         return DecoderWeights(
             shape=attention_shape(spec),
             norm_eps=spec.norm_eps,
             embedding=embedding.to(loader.dtype),
             layers=tuple(loader.layer(number, pack) for number in range(spec.layers)),
-            final_norm=loader.tensor(source.names.final_norm),
+            final_norm=loader.norm(names.final_norm),
             head=pack(head),
-            rotations=_rotations(spec, positions, _gguf_factors(spec, source)).to(device),
+            rotations=_rotations(spec, spec.rope, positions, factors).to(device),
+            local_rotations=local,
+            activation=form.activation,
+            embedding_scale=torch.tensor(form.embedding_scale).to(loader.dtype).item(),
+            logits_cap=form.logits_cap,
         )
 
 
 def attention_shape(spec: ModelSpec) -> AttentionShape:
-    """Return the part of a spec that attention sees."""
+    """Return the part of a spec that attention sees, and words for what C++ does not compute."""
+    plain = spec.form.query_scale in (None, spec.head_dim**-0.5)
     return AttentionShape(
-        layers=spec.layers, heads=spec.heads, kv_heads=spec.kv_heads, head_dim=spec.head_dim
+        layers=spec.layers,
+        heads=spec.heads,
+        kv_heads=spec.kv_heads,
+        head_dim=spec.head_dim,
+        windows=spec.form.windows,
+        scale=None if plain else spec.form.query_scale,
+        cap=spec.form.attention_cap,
+        beyond=spec.form.beyond(),
     )
 
 
 def interleaved(weight: torch.Tensor, heads: int) -> torch.Tensor:
-    """Reorder each head's rows from two halves (Hugging Face) to adjacent pairs (GGUF).
+    """Reorder each head's rows from two halves (Hugging Face) to adjacent pairs (GGUF's llamas).
 
     Row i and row i + head_dim / 2 turn together; scores do not change when queries and keys are
     reordered alike.
     """
-    rows, hidden = weight.shape
-    halves = weight.view(heads, 2, rows // heads // 2, hidden)
-    return halves.transpose(1, 2).reshape(rows, hidden)
+    halves = weight.view(heads, 2, len(weight) // heads // 2, -1)
+    return halves.transpose(1, 2).reshape(weight.shape)
 
 
 def _gguf_factors(spec: ModelSpec, source: TensorSource) -> torch.Tensor | None:
     """Return what a GGUF file divides rope's frequencies by (its form of llama3 scaling)."""
-    name = GGUF_NAMES.ignored
+    name = spec.names.ignored
     if not isinstance(source, GgufSource) or name not in source.shapes:
         return None
     factors = source.load(name)
@@ -222,8 +248,10 @@ def _gguf_factors(spec: ModelSpec, source: TensorSource) -> torch.Tensor | None:
     return factors
 
 
-def _rotations(spec: ModelSpec, positions: int, factors: torch.Tensor | None) -> torch.Tensor:
-    table = rotations(spec.rope, head_dim=spec.head_dim, positions=positions, factors=factors)
+def _rotations(
+    spec: ModelSpec, rope: Rope, positions: int, factors: torch.Tensor | None
+) -> torch.Tensor:
+    table = rotations(rope, head_dim=spec.head_dim, positions=positions, factors=factors)
     if not bool(torch.isfinite(table).all()):
-        raise SpecError(f"{spec.path}: rope's turns are not finite: {spec.rope}")
+        raise SpecError(f"{spec.path}: rope's turns are not finite: {rope}")
     return table

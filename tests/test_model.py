@@ -15,8 +15,9 @@ from safetensors.torch import save_file as save_torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from engine.model import Decoder
+from engine.names import FOLDER_NAMES
 from engine.spec import ModelSpec, read_spec
-from engine.tensors import SAFETENSORS_NAMES, expected_shapes
+from engine.tensors import expected_shapes
 from engine.weights import open_source
 from kernels.base import Cache, DecoderWeights, StepBatch
 from kernels.ops import TorchOps
@@ -152,7 +153,7 @@ def demo_oracle(demo_model: Path) -> LlamaForCausalLM:
 
 def dequantized(spec: ModelSpec) -> dict[str, torch.Tensor]:
     """Return a GGUF's tensors by their Hugging Face names, query and key rows in two halves."""
-    names = list(expected_shapes(spec, SAFETENSORS_NAMES, has_head=False))
+    names = list(expected_shapes(spec, FOLDER_NAMES, has_head=False))
     heads = {"q_proj": spec.heads, "k_proj": spec.kv_heads}
     state: dict[str, torch.Tensor] = {}
     with open_source(spec.path) as source:

@@ -129,7 +129,8 @@ def test_layers_differ_by_their_windows() -> None:
     ],
 )
 def test_cpp_refuses_what_it_does_not_compute(values: dict[str, object], cause: str) -> None:
-    shape = AttentionShape(layers=2, heads=4, kv_heads=2, head_dim=32, **values)  # type: ignore[arg-type]
+    sizes = {"layers": 2, "heads": 4, "kv_heads": 2, "head_dim": 32}
+    shape = AttentionShape(**sizes, **values)  # type: ignore[arg-type]
     assert cause in (refusal_of(shape, "cpu", torch.bfloat16, 16) or "")
 
 
