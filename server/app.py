@@ -49,8 +49,9 @@ class Page(StaticFiles):
         return response
 
 
-async def _api_error(_: Request, error: Exception) -> Response:
+async def _api_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, ApiError)
+    request.app.state.context.refusals.see(request.url.path, error.status)
     return error_response(error)
 
 

@@ -16,6 +16,7 @@ from server.engine_client import EngineClient
 from server.explainer import Explainer
 from server.gate import Checks
 from server.generation import Generations
+from server.metering import Refusals
 from server.prompts import Prompts
 from server.template_process import TemplateProcess
 from server.tokenizer import Tokenizer
@@ -41,6 +42,7 @@ class Context:
     bus: Bus
     history: History
     metrics: Metrics
+    refusals: Refusals
     recorder: Recorder
     case_files: CaseFiles
     comparisons: Comparisons

@@ -91,7 +91,7 @@ class EngineClient:
         self.failure: str | None = None
         self._ready_at_ns = 0
         self._config = config
-        self._identity = identity
+        self.identity = identity
         self._bus = bus
         self._clock = clock
         self._log = logging.getLogger("iterscope.engine")
@@ -353,8 +353,8 @@ class EngineClient:
     def _ready(self, run: Run) -> None:
         self.run = replace(
             run,
-            replica=self._identity.replica,
-            model=self._identity.model,
+            replica=self.identity.replica,
+            model=self.identity.model,
             started_unix_us=self._clock.started_unix_us,
             revision=version("iterscope"),
         )

@@ -34,6 +34,7 @@ from server.gate import checks_of
 from server.generation import Generations, Parts
 from server.keys import KEY_CHARS_ADVISED, KeyRing
 from server.log import facts
+from server.metering import Metered, Refusals, build_metrics
 from server.origins import is_loopback
 from server.prompts import Prompts
 from server.queue import Queue, limits_of
@@ -44,7 +45,6 @@ from server.watchdog import Watchdog
 from telemetry.bus import Bus
 from telemetry.case_files import CaseFiles
 from telemetry.history import History
-from telemetry.metrics import Metrics
 from telemetry.records import CancelCause
 
 PROGRESS_S = 0.2
@@ -93,22 +93,6 @@ def listen(config: ServerConfig) -> socket.socket:
     return listening
 
 
-def _metrics(config: ServerConfig, model: Model, bus: Bus, history: History) -> Metrics:
-    return Metrics(
-        bus=bus,
-        model_name=model.names[0],
-        vllm_names=config.telemetry.vllm_metrics,
-        sources={
-            "iterscope_history_degraded": lambda: float(history.status().degraded),
-            "iterscope_history_bytes": lambda: float(history.status().bytes),
-            "iterscope_history_rows": lambda: float(history.status().rows),
-            "iterscope_history_segments": lambda: float(history.status().segments),
-            "iterscope_history_lag_seconds": lambda: history.status().lag_s,
-            "iterscope_history_lost_total": lambda: float(history.status().lost),
-        },
-    )
-
-
 def _case_files(config: ServerConfig, history: History) -> CaseFiles:
     return CaseFiles(
         lambda: history.status().folder,
@@ -135,6 +119,7 @@ def build_context(config: ServerConfig, model: Model, keys: KeyRing | None) -> C
     case_files = _case_files(config, history)
     explainer = Explainer(bus=bus, clock=clock)
     watchdog = Watchdog(engine, hang_s=config.engine_hang_s)
+    metered = Metered(clock, engine, history, watchdog, Refusals())
     prompts = Prompts(model.tokenizer) if config.show_prompts else None
     parts = Parts(
         queue_deadline_s=config.queue_deadline_s,
@@ -151,7 +136,8 @@ def build_context(config: ServerConfig, model: Model, keys: KeyRing | None) -> C
         clock=clock,
         bus=bus,
         history=history,
-        metrics=_metrics(config, model, bus, history),
+        metrics=build_metrics(config, bus, metered),
+        refusals=metered.refusals,
         recorder=build_recorder(
             config,
             bus=bus,

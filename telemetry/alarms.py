@@ -8,8 +8,7 @@ that its client cancelled counts for nothing. Reads no clock: it is told the tim
 from collections import deque
 from dataclasses import dataclass
 
-import msgspec
-
+from telemetry.objective import Due, due_ms, due_of, late
 from telemetry.records import Fault, Record, RequestEnd, RequestStart
 
 WINDOW_NS = 60 * 10**9
@@ -17,13 +16,6 @@ LIVE_MAX = 100_000
 """Requests whose objective is remembered; the oldest is forgotten first."""
 MARK = "flight recorder"
 """What a Fault that the recorder itself puts on record says of where."""
-
-
-class Objective(msgspec.Struct, frozen=True):
-    """When tokens are due, in ms; as in RequestStart.slo. None is the server's default."""
-
-    ttft_ms: float | None = None
-    tpot_ms: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +44,8 @@ class Alarms:
 
     def __init__(self, rules: Rules) -> None:
         self._rules = rules
-        self._due_ms: dict[int, tuple[float, float]] = {}
+        self._default = due_ms(ttft_ms=rules.ttft_ms, tpot_ms=rules.tpot_ms)
+        self._due: dict[int, Due] = {}
         self._ended: deque[tuple[int, bool]] = deque(maxlen=LIVE_MAX)
         self._died: Fault | None = None
         self._quiet_until_ns: dict[str, int] = {}
@@ -91,29 +84,11 @@ class Alarms:
     def _start(self, start: RequestStart) -> None:
         if start.slo is None and not self._rules.judge_all:
             return
-        try:
-            asked = msgspec.json.decode(start.slo or "{}", type=Objective)
-        except msgspec.DecodeError:
-            return
-        ttft_ms = self._rules.ttft_ms if asked.ttft_ms is None else asked.ttft_ms
-        tpot_ms = self._rules.tpot_ms if asked.tpot_ms is None else asked.tpot_ms
-        self._due_ms[start.request] = (ttft_ms, tpot_ms)
-        if len(self._due_ms) > LIVE_MAX:
-            self._due_ms.pop(next(iter(self._due_ms)))
+        self._due[start.request] = due_of(start, self._default)
+        if len(self._due) > LIVE_MAX:
+            self._due.pop(next(iter(self._due)))
 
     def _end(self, end: RequestEnd) -> None:
-        due_ms = self._due_ms.pop(end.request, None)
-        if due_ms is not None and end.finish != "cancelled":
-            self._ended.append((end.released_at_ns, missed(end, *due_ms)))
-
-
-def missed(end: RequestEnd, ttft_ms: float, tpot_ms: float) -> bool:
-    """Return whether a request's first or last token came after it was due.
-
-    Token j, from 0, is due at arrival + ttft + j x tpot, as the slo policy plans it.
-    """
-    if end.finish == "error" or end.first_token_at_ns is None:
-        return True
-    first_ms = (end.first_token_at_ns - end.arrived_at_ns) / 1e6
-    last_ms = (end.decided_at_ns - end.arrived_at_ns) / 1e6
-    return first_ms > ttft_ms or last_ms > ttft_ms + tpot_ms * max(0, end.output_tokens - 1)
+        due = self._due.pop(end.request, None)
+        if due is not None and end.finish != "cancelled":
+            self._ended.append((end.released_at_ns, late(end, due)))

@@ -38,7 +38,7 @@ class TelemetryConfig:
     stream_readers_max: int = setting("most open telemetry streams", 64)
     sql_rows_max: int = setting("most rows one SQL answer carries", 10_000)
     sql_deadline_s: float = setting("seconds after which a SQL query is stopped", 10.0)
-    vllm_metrics: bool = setting("also export metrics under vLLM's names", True)
+    vllm_aliases: bool = setting("export metrics under vLLM's names as well", True)
 
 
 def check(config: TelemetryConfig) -> None:

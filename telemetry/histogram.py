@@ -1,6 +1,6 @@
 """The values of metrics: a histogram of plain counts, and label values with what stands under them.
 
-Owns the shapes that the folds fill and the collector shows. Imports nothing but the standard
+Owns the shapes that the folds fill and the exposition shows. Imports nothing but the standard
 library. Must never be slower than a bisection and two additions an observation.
 """
 
@@ -8,14 +8,17 @@ from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 
 LabelValues = tuple[str, ...]
+Mark = tuple[str, float, int]
+"""An exemplar: a request's id, the value that it had, and when, ns since the server's start."""
 
 
 class Histogram:
-    """Counts by upper edge, the last one open, and the sum of what was observed."""
+    """Counts by upper edge, the last one open, the sum, and the last request of each bucket."""
 
     def __init__(self, edges: Sequence[float]) -> None:
         self.edges = tuple(edges)
         self.counts = [0] * (len(self.edges) + 1)
+        self.marks: list[Mark | None] = [None] * (len(self.edges) + 1)
         self.sum = 0.0
 
     def observe(self, value: float, times: int = 1) -> None:
@@ -23,10 +26,18 @@ class Histogram:
         self.counts[bisect_left(self.edges, value)] += times
         self.sum += value * times
 
+    def observe_of(self, request_id: str, value: float, at_ns: int, times: int = 1) -> None:
+        """Count a value and remember whose it was, and when."""
+        index = bisect_left(self.edges, value)
+        self.counts[index] += times
+        self.sum += value * times
+        self.marks[index] = (request_id, value, at_ns)
 
-Values = Mapping[LabelValues, float | Histogram]
+
+Value = float | Histogram
+Values = Mapping[LabelValues, Value]
 
 
-def labelled(counts: Mapping[str, float], scale: float = 1) -> dict[LabelValues, float | Histogram]:
+def labelled(counts: Mapping[str, float], scale: float = 1) -> dict[LabelValues, Value]:
     """Return counts by one label."""
     return {(label,): count * scale for label, count in counts.items()}

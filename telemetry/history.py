@@ -39,7 +39,8 @@ class HistoryStatus:
     """Whether records are kept, and what there is.
 
     `lost` counts records of this run that are not and will not be kept. `bytes`, `rows` and
-    `segments` are of the whole history. `lag_s` is the time that stands in the live file alone.
+    `segments` are of the whole history. `lag_s` is the time that stands in the live file alone,
+    `behind_s` for how long a published record has not been written.
     """
 
     kept: bool
@@ -52,6 +53,7 @@ class HistoryStatus:
     rows: int
     segments: int
     lag_s: float
+    behind_s: float
 
 
 class History:
@@ -73,6 +75,7 @@ class History:
         self._url: str | None = None
         self._announced: str | None = None
         self._stored_seq = 0
+        self._stored_at_s = time.monotonic()  # all that was published by then is stored
         self._stopping = False
         self._wake = threading.Event()
         self._news = threading.Condition()
@@ -141,6 +144,7 @@ class History:
             rows=sum(segment.rows for segment in segments) + (store.live_count if store else 0),
             segments=len(segments),
             lag_s=upkeep.lag_s if upkeep else 0.0,
+            behind_s=time.monotonic() - self._stored_at_s if folder and self.behind else 0.0,
         )
 
     def live_rows(self) -> Generator[Rows, None, None]:
@@ -220,13 +224,14 @@ class History:
         self._wake.clear()
         stopping = self._stopping
         self._announce(folder)
-        head = self._bus.head
+        head, head_at_s = self._bus.head, time.monotonic()
         while (batch := self._next(reader, head)) is not None:
             store.append(batch)
             self._pending = None
             with self._news:
                 self._stored_seq = batch.entries[-1].seq if batch.entries else batch.lost_to
                 self._news.notify_all()
+        self._stored_at_s = head_at_s
         if database.size_bytes(folder) > self._config.history_bytes_max:
             limit = self._config.history_bytes_max
             raise HistoryUnavailable(f"its live file has reached the limit of {limit} bytes")

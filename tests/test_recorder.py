@@ -188,7 +188,7 @@ def test_alarms_forget_who_never_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     alarms = Alarms(RULES)
     for request in range(1000):
         alarms.see(samples.start(request))
-    assert len(alarms._due_ms) == 10
+    assert len(alarms._due) == 10
 
 
 # ---- the recorder's thread
