@@ -6,6 +6,7 @@ The rows of special tokens are small, so that greedy text practically never ends
 """
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -163,8 +164,16 @@ def write_tokenizer(folder: Path, vocab_size: int) -> None:
     (folder / "chat_template.jinja").write_text(CHAT_TEMPLATE, encoding="utf-8")
 
 
+Stored = Callable[[gguf.GGUFWriter, str, Array], None]
+"""Adds one tensor, by its Hugging Face name, in a form of its own."""
+
+
 def write_gguf(
-    file: Path, seed: int = 0, shape: Shape | None = None, extra: dict[str, Array] | None = None
+    file: Path,
+    seed: int = 0,
+    shape: Shape | None = None,
+    extra: dict[str, Array] | None = None,
+    stored: Stored | None = None,
 ) -> Path:
     """Write the same model as one GGUF file (f32), query and key rows permuted as GGUF has them.
 
@@ -186,8 +195,10 @@ def write_gguf(
     writer.add_vocab_size(shape.vocab_size)
     add_gguf_tokenizer(writer, shape.vocab_size)
     for name, weight in tensors(seed, shape).items():
-        heads = {"q_proj": shape.heads, "k_proj": shape.kv_heads}.get(name.split(".")[-2])
-        writer.add_tensor(gguf_name(name), permuted(weight, heads) if heads else weight)
+        if stored:
+            stored(writer, name, weight)
+        else:
+            writer.add_tensor(gguf_name(name), gguf_rows(name, weight, shape))
     for name, weight in (extra or {}).items():
         writer.add_tensor(name, weight)
     writer.write_header_to_file()
@@ -233,6 +244,12 @@ def gguf_name(name: str) -> str:
         layer, _, rest = stem.removeprefix("model.layers.").partition(".")
         return f"blk.{layer}.{parts[rest]}.weight"
     return parts[stem] + ".weight"
+
+
+def gguf_rows(name: str, weight: Array, shape: Shape) -> Array:
+    """Return a tensor with its rows in a GGUF's order."""
+    heads = {"q_proj": shape.heads, "k_proj": shape.kv_heads}.get(name.split(".")[-2])
+    return permuted(weight, heads) if heads else weight
 
 
 def permuted(weight: Array, heads: int) -> Array:
