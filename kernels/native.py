@@ -16,7 +16,7 @@ from pathlib import Path
 
 SOURCES = Path(__file__).parent / "cpu"
 FLAGS = ("-std=c++17", "-O3", "-fPIC", "-pthread", "-Wall", "-Wextra")
-WIDE = "avx512f avx512bw avx512vl avx512dq avx512vnni avx512bf16 fma prefer-vector-width=512"
+WIDE = "avx512f avx512bw avx512vl avx512dq avx512vnni avx512bf16 fma f16c prefer-vector-width=512"
 EXTRA_FLAGS = {
     # gcc 12 warns of its own intrinsics.
     "step.cpp": (*(f"-m{feature}" for feature in WIDE.split()), "-Wno-maybe-uninitialized"),

@@ -29,6 +29,8 @@ from kernels.ops import TorchOps
 
 TILE = 32
 UNIT_TOKENS = 16
+FOUR_BYTES, UNIT = 640, 32 * 32
+"""Bytes of so many weights in 4 bits, with what they are scaled by."""
 HEAD_DIM_MAX = 256
 BF16, INT8 = 0, 1
 """What C++ calls the forms of packed weights."""
@@ -62,6 +64,7 @@ class _Weight(ctypes.Structure):
         ("inputs", ctypes.c_int64),
         ("values", ctypes.c_void_p),
         ("scales", ctypes.c_void_p),
+        ("fours", ctypes.c_void_p),
     )
 
 
@@ -85,19 +88,22 @@ class _Batch(ctypes.Structure):
 class NativeWeight:
     """A weight in tiles of 32 outputs, filled up with zeros; `outputs` of them are the weight's.
 
-    In int8 each output has its scale, in float32.
+    In int8 each output has its scale, in float32. `fours` are the same weights in 4 bits, where
+    that is what their file had.
     """
 
     outputs: int
     inputs: int
     values: torch.Tensor
     scales: torch.Tensor | None = None
+    fours: torch.Tensor | None = None
 
     def described(self) -> _Weight:
         """Return what C++ reads; valid as long as this is."""
         scales = None if self.scales is None else self.scales.data_ptr()
-        form = BF16 if scales is None else INT8
-        return _Weight(form, _padded(self.outputs), self.inputs, self.values.data_ptr(), scales)
+        fours = None if self.fours is None else self.fours.data_ptr()
+        form, values = BF16 if scales is None else INT8, self.values.data_ptr()
+        return _Weight(form, _padded(self.outputs), self.inputs, values, scales, fours)
 
 
 def _padded(outputs: int) -> int:
@@ -248,7 +254,11 @@ class NativeOps(TorchOps):
 
 
 class NativeInt8Ops(NativeOps):
-    """Weights in int8 with a scale an output, activations in int8 with a scale for 32 of them."""
+    """Weights in int8 with a scale an output, activations in int8 with a scale for 32 of them.
+
+    Weights that a file has in 4 bits are kept as they are too: they are read for steps of up to 3
+    rows, whose time is that of reading them.
+    """
 
     name = "native-int8"
     dtype = torch.int8
@@ -261,7 +271,23 @@ class NativeInt8Ops(NativeOps):
             *(ctypes.c_void_p(weight.data_ptr()), ctypes.c_int64(outputs), ctypes.c_int64(inputs)),
             *(ctypes.c_void_p(values.data_ptr()), ctypes.c_void_p(scales.data_ptr())),
         )
-        return NativeWeight(outputs=outputs, inputs=inputs, values=values, scales=scales)
+        return NativeWeight(
+            outputs=outputs,
+            inputs=inputs,
+            values=values,
+            scales=scales,
+            fours=self._fours(weight),
+        )
+
+    def _fours(self, weight: torch.Tensor) -> torch.Tensor | None:
+        """Return a float32 weight in 4 bits, None if it is not one of 4 bits."""
+        outputs, inputs = weight.shape
+        packed = torch.empty(_padded(outputs) * inputs // UNIT * FOUR_BYTES, dtype=torch.uint8)
+        exact = self._threads.functions.pack_int4(
+            *(ctypes.c_void_p(weight.data_ptr()), ctypes.c_int64(outputs), ctypes.c_int64(inputs)),
+            ctypes.c_void_p(packed.data_ptr()),
+        )
+        return packed if exact else None
 
 
 class NativeBackend:

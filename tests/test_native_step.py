@@ -51,6 +51,43 @@ def test_products_are_products(rows: int, inputs: int, outputs: int) -> None:
         assert (product - expected).abs().max() / inputs**0.5 < tolerance, ops.name
 
 
+def in_4_bits(outputs: int, inputs: int, draw: torch.Generator) -> torch.Tensor:
+    """Return weights as GGUF's Q4_1 and Q4_0 hold them, and blocks of few values among them."""
+    blocks = (outputs, inputs // 32, 1)
+    step = (torch.rand(blocks, generator=draw) * 0.05 + 1e-4).half().float()
+    least = (torch.randn(blocks, generator=draw) * 0.3).half().float()
+    least[::2] = -8 * step[::2]
+    quants = torch.randint(0, 16, (outputs, inputs // 32, 32), generator=draw).float()
+    quants[::3] = quants[::3] // 4 + 5  # the ends are not there
+    quants[1::7] = 9.0  # one value alone
+    quants[5::11] = 3 * (quants[5::11] // 6)  # steps that are several of the file's
+    return (quants * step + least).reshape(outputs, inputs)
+
+
+@needs_avx512
+@pytest.mark.parametrize(("inputs", "outputs"), [(32, 32), (64, 96), (576, 70), (160, 40)])
+def test_weights_of_4_bits_are_exact_and_serve_few_rows(inputs: int, outputs: int) -> None:
+    """Few rows are as near as rounding the input allows; more rows read them in 8 bits."""
+    draw, ops = torch.Generator().manual_seed(inputs), NativeInt8Ops(threads())
+    weight = in_4_bits(outputs, inputs, draw)
+    packed_weight = ops.pack(weight)
+    assert isinstance(packed_weight, native_step.NativeWeight)
+    assert packed_weight.fours is not None
+    x = torch.randint(-127, 128, (6, inputs), generator=draw).float()
+    x[:, ::32] = 127.0  # so that blocks of input are integers, and nothing of it is rounded
+    expected = x.double() @ weight.double().T
+    scale = expected.abs().max()
+    for rows in (1, 2, 3):
+        off = (ops.linear(x[:rows].bfloat16(), packed_weight).double() - expected[:rows]).abs()
+        assert off.max() / scale < 4e-3, "bf16 of the result"
+    many = (ops.linear(x.bfloat16(), packed_weight).double() - expected).abs().max() / scale
+    assert many < 5e-2
+    off_by_a_little = weight.clone()
+    off_by_a_little[outputs // 2, inputs // 2] *= 1.001
+    assert getattr(ops.pack(off_by_a_little), "fours", weight) is None
+    assert getattr(ops.pack(torch.randn(outputs, inputs)), "fours", weight) is None
+
+
 @needs_avx512
 def test_what_is_no_number_stays_none() -> None:
     """Rounding to int8 must not hide it: the engine ends the request by it."""

@@ -5,16 +5,18 @@
 //   INT8  [N/32][K/4][32][4] of weight + 128, a scale an output; x in int8 with a scale for 32 inputs.
 //         dpbusd takes the weight as its unsigned side; the 128 is undone exactly by starting each sum
 //         at -128 x the sum of the block's x.
+// A weight whose file had it in 4 bits (four.h) is there in these too, for a step of few rows: that
+// takes as long as its weights take to come from memory.
 #pragma once
 #include <algorithm>
 #include <cstddef>
 #include <cstring>
 
+#include "four.h"
 #include "simd.h"
 
 constexpr int TILE = 32;         // outputs
-constexpr int BLOCK = 32;        // inputs with a scale in common
-constexpr int ROWS_AT_ONCE = 8;  // 8 x 2 sums leave registers for two weights and what is broadcast
+constexpr int FOUR_BITS_ROWS = 3;  // up to which the 4 bits are read
 
 enum Format { BF16 = 0, INT8 = 1 };
 
@@ -22,7 +24,8 @@ struct Weight {
   Format format;
   int64_t outputs, inputs;  // outputs as they are padded
   const void* values;
-  const float* scales;  // [outputs], INT8 only
+  const float* scales;   // [outputs], INT8 only
+  const uint8_t* fours;  // the same in 4 bits, or null; INT8 only
 
   int64_t tiles() const { return outputs / TILE; }
   int64_t tile_bytes() const { return inputs * TILE * (format == BF16 ? 2 : 1); }
@@ -31,6 +34,7 @@ struct Weight {
 // Rows of input in the form that a format reads.
 struct Rows {
   Format format;
+  bool few;  // whether there are few enough for 4 bits
   int64_t inputs;
   bf16* values;      // BF16: [M][K]
   int8_t* quants;    // INT8: [M][K]
@@ -130,6 +134,45 @@ static inline void tile_int8(const Weight& w, const Rows& x, int64_t tile, int64
   for (int i = 0; i < R; ++i) each(m + i, _mm512_mul_ps(sums[i][0], low), _mm512_mul_ps(sums[i][1], high));
 }
 
+template <int R, class Each>
+static inline void tile_int4(const Weight& w, const Rows& x, int64_t tile, int64_t m, const Each& each) {
+  const int64_t inputs = w.inputs, blocks = inputs / BLOCK;
+  const uint8_t* at = w.fours + tile * blocks * FOUR_BYTES;
+  const int8_t* rows = x.quants + m * inputs;
+  const __m512i nibble = _mm512_set1_epi8(15);
+  __m512 sums[R][2];
+  for (int i = 0; i < R; ++i) sums[i][0] = sums[i][1] = _mm512_setzero_ps();
+  for (int64_t block = 0; block < blocks; ++block, at += FOUR_BYTES) {
+    __m512i dots[R][2];
+    for (int i = 0; i < R; ++i) dots[i][0] = dots[i][1] = _mm512_setzero_si512();
+#pragma GCC unroll 8
+    for (int k = 0; k < BLOCK / 4; ++k) {
+      const __m512i both = _mm512_loadu_si512(at + k * 64);
+      const __m512i low = _mm512_and_si512(both, nibble);
+      const __m512i high = _mm512_and_si512(_mm512_srli_epi16(both, 4), nibble);
+      _mm_prefetch(at + k * 64 + 2560, _MM_HINT_T0);
+      for (int i = 0; i < R; ++i) {
+        const __m512i four = broadcast4(rows + i * inputs + block * BLOCK + 4 * k);
+        dots[i][0] = _mm512_dpbusd_epi32(dots[i][0], low, four);
+        dots[i][1] = _mm512_dpbusd_epi32(dots[i][1], high, four);
+      }
+    }
+    _mm_prefetch(at + 512 + 2560, _MM_HINT_T0);
+    _mm_prefetch(at + 576 + 2560, _MM_HINT_T0);
+    for (int i = 0; i < R; ++i) {
+      const int64_t of = (m + i) * blocks + block;
+      const __m512 scale = _mm512_set1_ps(x.scales[of]), sum = _mm512_set1_ps(x.scales[of] * (x.offsets[of] / -128));
+      for (int half = 0; half < 2; ++half) {
+        const __m512 steps = load_half(at + 512 + half * 32), least = load_half(at + 576 + half * 32);
+        sums[i][half] = _mm512_fmadd_ps(least, sum, sums[i][half]);
+        sums[i][half] =
+            _mm512_fmadd_ps(_mm512_cvtepi32_ps(dots[i][half]), _mm512_mul_ps(steps, scale), sums[i][half]);
+      }
+    }
+  }
+  for (int i = 0; i < R; ++i) each(m + i, sums[i][0], sums[i][1]);
+}
+
 // One tile of outputs for the rows from..to.
 template <class Each>
 static inline void multiply_tile(const Weight& w, const Rows& x, int64_t tile, int64_t from, int64_t to,
@@ -146,7 +189,9 @@ static inline void multiply_tile(const Weight& w, const Rows& x, int64_t tile, i
   int64_t m = from;
   const auto go = [&](auto rows) {
     constexpr int R = decltype(rows)::value;
-    if (w.format == BF16)
+    if (w.fours && x.few)
+      tile_int4<R>(w, x, tile, m, each);
+    else if (w.format == BF16)
       tile_bf16<R>(w, x, tile, m, ahead(), each);
     else
       tile_int8<R>(w, x, tile, m, ahead(), each);

@@ -17,13 +17,13 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 constexpr auto BEAT = std::chrono::milliseconds(100);
-constexpr int64_t FEW_ROWS = 4;        // so few that each thread norms them all: a barrier costs more
-constexpr int64_t FED_ROWS = 64;       // of gate and up kept at a time
+constexpr int64_t FEW_ROWS = 4;  // so few that each thread norms them all: a barrier costs more
+constexpr int64_t FED_ROWS = 64;  // of gate and up kept at a time
 
 class Input {  // memory for rows in the form that a product reads
  public:
   Rows get(Format format, int64_t rows, int64_t inputs) {
-    Rows x{format, inputs, nullptr, nullptr, nullptr, nullptr};
+    Rows x{format, rows <= FOUR_BITS_ROWS, inputs, nullptr, nullptr, nullptr, nullptr};
     if (format == BF16) {
       x.values = values_.get(rows * inputs);
     } else {
@@ -180,7 +180,7 @@ class Engine {
       norm_row(x_.get() + m * model.hidden, norm, model.hidden, model.epsilon, to, m);
     };
     if (tokens <= FEW_ROWS) {
-      const Rows mine = own_[id].get(w.format, FEW_ROWS, model.hidden);
+      const Rows mine = own_[id].get(w.format, tokens, model.hidden);
       for (int64_t m = 0; m < tokens; ++m) row(mine, m);
       return mine;
     }
@@ -361,6 +361,18 @@ void pack_int8(const float* w, int64_t outputs, int64_t inputs, uint8_t* packed,
       packed[n / TILE * TILE * inputs + (k / 4) * 4 * TILE + n % TILE * 4 + k % 4] =
           static_cast<uint8_t>(static_cast<int>(std::lrint(w[n * inputs + k] * ratio)) + 128);
   }
+}
+
+// The same to 4 bits (four.h) if that changes nothing; 0 if it would.
+int32_t pack_int4(const float* w, int64_t outputs, int64_t inputs, uint8_t* packed) {
+  const int64_t tiles = (outputs + TILE - 1) / TILE, blocks = inputs / BLOCK;
+  std::memset(packed, 0, tiles * blocks * FOUR_BYTES);
+  for (int64_t n = 0; n < outputs; ++n)
+    for (int64_t block = 0; block < blocks; ++block) {
+      uint8_t* to = packed + (n / TILE * blocks + block) * FOUR_BYTES;
+      if (!put_four(w + n * inputs + block * BLOCK, n % TILE, to)) return 0;
+    }
+  return 1;
 }
 
 }  // extern "C"
