@@ -154,37 +154,6 @@ def test_a_damaged_safetensors_file_is_named(
     assert f"{file}: {cause}" in refusal(folder)
 
 
-def split(folder: Path) -> Path:
-    """Turn a folder's one file into two shards with an index."""
-    tensors = load_file(folder / "model.safetensors")
-    (folder / "model.safetensors").unlink()
-    files = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
-    names = sorted(tensors)
-    for file, part in zip(files, (names[::2], names[1::2]), strict=True):
-        save_file({name: tensors[name] for name in part}, folder / file)
-    places = {name: files[index % 2] for index, name in enumerate(names)}
-    index = folder / "model.safetensors.index.json"
-    tiny.write_json(index, {"metadata": {}, "weight_map": places})
-    return index
-
-
-def test_shards_are_one_model(folder: Path) -> None:
-    expected = logits_of(folder, PROMPT)
-    split(folder)
-    assert torch.equal(logits_of(folder, PROMPT), expected)
-
-
-def test_shards_that_are_missing_or_elsewhere_are_refused(folder: Path) -> None:
-    index = split(folder)
-    shard = folder / "model-00002-of-00002.safetensors"
-    shard.rename(folder.parent / "elsewhere.safetensors")
-    assert f"{shard}: no such file" in refusal(folder)
-    tiny.write_json(index, {"weight_map": {"a": "../elsewhere.safetensors"}})
-    assert f"{index}: weight_map" in refusal(folder)
-    tiny.write_json(index, {})
-    assert f"{index}: weight_map" in refusal(folder)
-
-
 def test_a_folder_without_weights_is_refused(folder: Path) -> None:
     (folder / "model.safetensors").unlink()
     assert f"{folder}: 0 safetensors files" in refusal(folder)
