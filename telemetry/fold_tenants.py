@@ -12,7 +12,9 @@ NAMED_MAX = 20
 TRACKED_MAX = 256
 RERANK_NS = 60 * 10**9
 LEAD = 2.0
-"""By how much one must exceed a named tenant to take its place: series should not flicker."""
+SHARE_MIN = 0.02
+"""One takes a named tenant's place if it uses so many times as much, and so much of all: series
+should not flicker among tenants of whom none matters."""
 OTHER = "other"
 SUMS = ("requests", "prompt_tokens", "output_tokens", "device_seconds", "rejections")
 
@@ -46,8 +48,9 @@ class TenantFold:
         weights = self._weights
         named = sorted(self._sums.keys() - {OTHER}, key=lambda one: weights.get(one, 0.0))
         unnamed = sorted(weights.keys() - self._sums.keys(), key=weights.__getitem__, reverse=True)
+        least = SHARE_MIN * sum(weights.values())
         for leaving, joining in zip(named, unnamed, strict=False):
-            if weights[joining] <= LEAD * weights.get(leaving, 0.0):
+            if weights[joining] < max(least, LEAD * weights.get(leaving, 0.0)):
                 break
             del self._sums[leaving]
             self._sums[joining] = dict.fromkeys(SUMS, 0)

@@ -4,8 +4,15 @@ Owns the proofs of telemetry/metric_table.py, metric_vllm.py and exposition.py. 
 parsers and promtool, which Prometheus' own authors wrote, read the text.
 """
 
+import subprocess
+
+import pytest
+from prometheus_client import Metric
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as open_families
+from prometheus_client.parser import text_string_to_metric_families as plain_families
+
 from telemetry.bus import Bus
-from telemetry.metric_spec import BASE_LABELS
+from telemetry.metric_spec import BASE_LABELS, MetricSpec
 from telemetry.metric_table import METRICS
 from telemetry.metrics import Metrics, Outside
 from telemetry.records import (
@@ -155,3 +162,81 @@ def test_openmetrics_is_given_to_who_asks() -> None:
     assert body.endswith(b"# EOF\n")
     assert b"\nvllm:num_requests_running{" in body
     assert metrics.exposition("text/html")[1].startswith("text/plain; version=0.0.4")
+
+
+NASTY = 'a "quoted" \\ name\nof two lines'
+
+
+def test_other_programs_read_the_plain_text() -> None:
+    bus = Bus(run_id="r", capacity=100)
+    metrics = Metrics(bus=bus, model_name=NASTY, outside=Outside(tell=everything))
+    bus.publish(samples.run())
+    bus.publish(samples.start(1))
+    bus.publish(samples.end(1, tenant='te"nant\\'))
+    families = {one.name: one for one in plain_families(metrics.exposition()[0].decode())}
+    for spec in METRICS:
+        family = families[spec.name.removesuffix("_total") if spec.type == "counter" else spec.name]
+        assert (family.type, family.documentation) == (spec.type, spec.help)
+        assert {sample.labels["model_name"] for sample in family.samples} == {NASTY}
+        if spec.type == "histogram":
+            check_histogram(spec, family)
+    tenants = families["iterscope_tenant_requests"].samples
+    assert {sample.labels["tenant"] for sample in tenants} == {"other", 'te"nant\\'}
+
+
+def check_histogram(spec: MetricSpec, family: Metric) -> None:
+    """Buckets are those of the table, rise, and the last is the count."""
+    buckets = [s for s in family.samples if s.name.endswith("_bucket")]
+    edges = [float(sample.labels["le"]) for sample in buckets]
+    assert edges == [*spec.buckets, float("inf")]
+    values = [sample.value for sample in buckets]
+    assert values == sorted(values)
+    (count,) = (s.value for s in family.samples if s.name.endswith("_count"))
+    assert count == values[-1]
+
+
+@pytest.mark.parametrize("aliases", [False, True])
+def test_promtool_accepts_the_text(aliases: bool) -> None:
+    """Of ours it has nothing to say; of vLLM's names, that they have colons and odd endings."""
+    bus = Bus(run_id="r", capacity=100)
+    metrics = Metrics(
+        bus=bus, model_name=NASTY, vllm_aliases=aliases, outside=Outside(tell=everything)
+    )
+    bus.publish(samples.run())
+    bus.publish(samples.end(1))
+    ran = subprocess.run(
+        ["promtool", "check", "metrics"],
+        input=metrics.exposition()[0],
+        capture_output=True,
+        check=False,
+    )
+    said = (ran.stdout + ran.stderr).decode().splitlines()
+    assert ran.returncode == (3 if aliases else 0), said
+    assert all(line.startswith("vllm:") for line in said), said
+    assert bool(said) == aliases
+
+
+def test_openmetrics_carries_the_request_of_each_latency() -> None:
+    second = 1_000_000_000
+    bus = Bus(run_id="r", capacity=100)
+    metrics = Metrics(bus=bus, model_name="tiny")
+    bus.publish(samples.run(started_unix_us=2_000_000_000_000_000))
+    for request, took in ((1, second // 10), (2, 3 * second), (3, 3 * second + 1)):
+        bus.publish(samples.start(request))
+        times = {"received_at_ns": 0, "first_write_at_ns": took, "last_write_at_ns": took}
+        bus.publish(samples.end(request))
+        bus.publish(samples.delivery(request, **times))
+    body, _ = metrics.exposition("application/openmetrics-text")
+    families = {one.name: one for one in open_families(body.decode())}
+    for name in ("iterscope_time_to_first_token_seconds", "vllm:e2e_request_latency_seconds"):
+        marked = {
+            sample.exemplar.labels["request_id"]: (sample.labels["le"], sample.exemplar)
+            for sample in families[name].samples
+            if sample.exemplar
+        }
+        assert marked.keys() == {"req-1", "req-3"}, "the last of each bucket"
+        edge, exemplar = marked["req-3"]
+        assert edge == "5.0"
+        assert exemplar.value == 3.000000001
+        assert exemplar.timestamp == 2_000_000_003.0
+    assert b"#" not in metrics.exposition()[0].replace(b"# HELP", b"").replace(b"# TYPE", b"")

@@ -11,7 +11,7 @@ from telemetry import metrics_document
 from telemetry.bus import Bus
 from telemetry.metric_spec import EXPLAIN
 from telemetry.metric_table import METRICS
-from telemetry.metrics import Metrics
+from telemetry.metrics import Metrics, Outside
 from telemetry.named import catalogue
 from telemetry.records import RequestCause
 from tests import samples
@@ -145,3 +145,50 @@ def test_requests_add_up_by_phase_cause_and_end() -> None:
     assert scrape("iterscope_wasted_tokens_total") == 1
     assert scrape("iterscope_wasted_tokens_total", cause="served") == 1
     assert scrape("iterscope_output_stalls_total") == 1
+
+
+def test_the_device_is_busy_by_the_clock_and_not_by_the_last_step() -> None:
+    second = 1_000_000_000
+    now = [0]
+    bus = Bus(run_id="r", capacity=100)
+    metrics = Metrics(bus=bus, model_name="tiny", outside=Outside(now_ns=lambda: now[0]))
+    bus.publish(samples.run())
+    for step in range(1, 11):
+        bus.publish(
+            samples.iteration(
+                step, [1], end_at_ns=step * second + second // 2, device_ns=second // 4
+            )
+        )
+    for at_s, ratio in ((11, 0.25), (16, 0.125), (30, 0)):
+        now[0] = at_s * second
+        assert Scrape(metrics)("iterscope_device_busy_ratio") == pytest.approx(ratio)
+
+
+def test_graphs_miss_only_where_the_engine_replays_any() -> None:
+    bus, metrics = metered()
+    bus.publish(samples.run())
+    bus.publish(samples.iteration(1, [1], bucket=4))
+    bus.publish(samples.iteration(2, [1], bucket=4, graph=True))
+    bus.publish(samples.iteration(3, [1, 2], graph=False))
+    bus.publish(samples.iteration(4, [1, 2], graph=False, prefill_tokens=8))
+    scrape = Scrape(metrics)
+    assert scrape("iterscope_graph_steps_total", outcome="hit") == 1
+    assert scrape("iterscope_graph_steps_total", outcome="miss") == 1
+    assert scrape("iterscope_steps_total", bucket="4", graph="false") == 1
+
+
+def test_n_is_counted_once_all_its_sequences_have_ended() -> None:
+    bus, metrics = metered()
+    for request in (1, 2, 3):
+        bus.publish(samples.start(request, parent_id="cmpl-x"))
+    bus.publish(samples.start(4))
+    for request, tokens in ((2, 7), (1, 30), (4, 5)):
+        parent = None if request == 4 else "cmpl-x"
+        bus.publish(samples.end(request, parent_id=parent, output_tokens=tokens))
+    assert Scrape(metrics)("iterscope_request_params_n_sum") == 1
+    bus.publish(samples.end(3, parent_id="cmpl-x", output_tokens=2))
+    scrape = Scrape(metrics)
+    assert scrape("iterscope_request_params_n_count") == 2
+    assert scrape("iterscope_request_params_n_sum") == 4
+    assert scrape("iterscope_request_max_num_generation_tokens_sum") == 35
+    assert scrape("iterscope_request_generation_tokens_count") == 4

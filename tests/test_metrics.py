@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from telemetry.bus import Bus
 from telemetry.fold import Fold
 from telemetry.metric_spec import PHASE_EDGES_S, TTFT_EDGES_S
-from telemetry.metrics import DEFAULT_OBJECTIVE, Metrics
+from telemetry.metrics import DEFAULT_OBJECTIVE, Metrics, Outside
 from telemetry.records import (
     FINISHES,
 )
@@ -355,3 +355,44 @@ def test_rejections_and_admission_stops_are_counted_by_reason() -> None:
     assert scrape("iterscope_requests_rejected_total") == 2
     assert scrape("iterscope_requests_rejected_total", reason="queue_full") == 1
     assert scrape("iterscope_admission_stops_total", reason="kv") == 1
+
+
+def test_the_oldest_of_the_queue_and_whether_it_is_overtaken() -> None:
+    second = 1_000_000_000
+    now = [0]
+    bus = Bus(run_id="r", capacity=100)
+    metrics = Metrics(bus=bus, model_name="tiny", outside=Outside(now_ns=lambda: now[0]))
+
+    def look(at_s: float) -> tuple[float, float]:
+        now[0] = round(at_s * second)
+        scrape = Scrape(metrics)
+        return (
+            scrape("iterscope_queue_oldest_seconds"),
+            scrape("iterscope_overtaken_wait_seconds"),
+        )
+
+    bus.publish(samples.run())
+    assert look(1) == (0, 0)
+    for request in (1, 2, 3):
+        bus.publish(samples.start(request, arrived_at_ns=request * second))
+    assert look(5) == (4, 0)
+    bus.publish(samples.iteration(1, [1], admitted=[1], waiting=2, end_at_ns=5 * second))
+    assert look(6) == (4, 0), "2 waits since 2 s; nobody later was admitted"
+    bus.publish(samples.iteration(2, [1, 3], admitted=[3], waiting=1, end_at_ns=7 * second))
+    assert look(8) == (6, 6), "3 was admitted before 2"
+    lost = {"preempted_causes": ["kv"], "preempted_blocks": [1], "preempted_lost_tokens": [9]}
+    bus.publish(
+        samples.iteration(
+            3,
+            [3, 2],
+            admitted=[2],
+            preempted=[1],
+            preempted_beneficiaries=[3],
+            waiting=1,
+            end_at_ns=10 * second,
+            **lost,
+        )
+    )
+    assert look(12) == (2, 2), "1 waits since it was preempted, and 2 came later than it"
+    bus.publish(samples.iteration(4, [3, 2, 1], admitted=[1], end_at_ns=13 * second))
+    assert look(20) == (0, 0)
