@@ -1,6 +1,7 @@
 """Model files that nobody vouches for: sound ones broken at random, read as a start reads them.
 
-Owns the mutations of GGUF files, safetensors files and the JSON beside them, and the run over many:
+Owns the mutations of GGUF files, safetensors files and the JSON beside them, of every family, and
+the run over many:
 `python -m tests.hostile_models SEED COUNT FOLDER` reads COUNT of each kind in this process and
 prints what happened as JSON. test_hostile_models.py runs it, so that a crash or a hang is seen.
 """
@@ -25,13 +26,16 @@ from engine.weights import load_weights
 from kernels.ops import TorchOps
 from server.tokenizer import build_tokenizer
 from server.tokenizer_trial import try_tokenizer
-from tests import tiny
+from tests import families, tiny
+from tests.test_shards import FIRST, SECOND, split
 
 SIZES = (0, 1, 7, 2**16, 2**31 - 1, 2**31, 2**32 - 1, 2**40, 2**63 - 1, 2**63, 2**64 - 1)
 VALUES: tuple[Any, ...] = (
     *(0, -1, 1, 3, 2**31, 2**53, 2**63, -(2**63), 1e308, -0.5, float("nan"), float("inf")),
     *("", "x", "\x00", "../../etc/passwd", "F64", "llama", "x" * 5000),
     *(None, True, False, [], [[]], {}, {"a": {"b": []}}, [-1, 2**64], ["F32"]),
+    *(1e-30, 1e30, 1e-308, 2**24, "gemma3_text", "qwen2", "gelu_pytorch_tanh"),
+    *("yarn", "linear", "llama3", "sliding_attention", ["sliding_attention"] * 4, [True] * 4),
 )
 
 
@@ -99,24 +103,48 @@ def spoil(content: Any, draw: random.Random) -> Any:
     return draw.choice(VALUES)
 
 
+FAMILIES = (
+    *("llama with biases", "mistral", "qwen2 with windows", "qwen3 with biases and yarn"),
+    *("gemma2", "gemma3, linear rope"),
+)
+
+
 class Kinds:
     """The sound files, and one way of breaking each."""
 
     def __init__(self, folder: Path) -> None:
         self.gguf = tiny.write_gguf(folder / "tiny.gguf")
         self.folder = tiny.write(folder / "tiny")
-        self.sound = {
-            file: file.read_bytes()
-            for file in (self.gguf, *(one for one in self.folder.iterdir() if one.is_file()))
-        }
+        self.shards = split(tiny.write(folder / "shards")).parent
+        models = [families.oracle(name) for name in FAMILIES]
+        self.families = [
+            families.write(folder / f"family{place}", one) for place, one in enumerate(models)
+        ]
+        self.family_ggufs = [
+            families.write_gguf(folder / f"family{place}.gguf", one)
+            for place, one in enumerate(models)
+        ]
+        self.whole = (self.gguf, self.folder, self.shards, *self.families, *self.family_ggufs)
+        self.sound = {file: file.read_bytes() for file in folder.glob("**/*") if file.is_file()}
+        self.broken: set[Path] = set()
         self.weights = self.folder / "model.safetensors"
         (self.header_bytes,) = struct.unpack("<Q", self.sound[self.weights][:8])
 
     def restore(self) -> None:
-        for file, raw in self.sound.items():
-            if not file.exists() or file.read_bytes() != raw:
-                file.write_bytes(raw)
+        for file in self.broken:
+            file.write_bytes(self.sound[file])
+        self.broken.clear()
         (self.folder / "model.safetensors.index.json").unlink(missing_ok=True)
+
+    def write(self, file: Path, raw: bytes) -> None:
+        self.broken.add(file)
+        file.write_bytes(raw)
+
+    def spoil_json(self, file: Path, draw: random.Random) -> None:
+        content = json.loads(self.sound[file])
+        for _ in range(draw.choice((1, 1, 2))):
+            content = spoil(content, draw)
+        self.write(file, json.dumps(content).encode())
 
     def tokenizer_is_sound(self) -> bool:
         file = self.folder / "tokenizer.json"
@@ -124,12 +152,31 @@ class Kinds:
 
     def gguf_header(self, draw: random.Random) -> Path:
         raw = self.sound[self.gguf]
-        self.gguf.write_bytes(noise(raw, 12_000 if draw.random() < 0.9 else len(raw), draw))
+        self.write(self.gguf, noise(raw, 12_000 if draw.random() < 0.9 else len(raw), draw))
         return self.gguf
+
+    def family_gguf(self, draw: random.Random) -> Path:
+        file = draw.choice(self.family_ggufs)
+        self.write(file, noise(self.sound[file], draw.choice((900, 900, 12_000)), draw))
+        return file
+
+    def family_json(self, draw: random.Random) -> Path:
+        folder = draw.choice(self.families)
+        self.spoil_json(folder / "config.json", draw)
+        return folder
+
+    def shard(self, draw: random.Random) -> Path:
+        """Break the index of shards, or what a shard says of itself."""
+        if draw.random() < 0.5:
+            self.spoil_json(self.shards / "model.safetensors.index.json", draw)
+        else:
+            file = self.shards / draw.choice((FIRST, SECOND))
+            self.write(file, noise(self.sound[file], 4000, draw))
+        return self.shards
 
     def safetensors_bytes(self, draw: random.Random) -> Path:
         raw = self.sound[self.weights]
-        self.weights.write_bytes(noise(raw, 8 + self.header_bytes, draw))
+        self.write(self.weights, noise(raw, 8 + self.header_bytes, draw))
         return self.folder
 
     def safetensors_header(self, draw: random.Random) -> Path:
@@ -138,19 +185,17 @@ class Kinds:
         for _ in range(draw.choice((1, 1, 3))):
             header = spoil(header, draw)
         made = json.dumps(header).encode()
-        self.weights.write_bytes(struct.pack("<Q", len(made)) + made + raw[8 + self.header_bytes :])
+        values = raw[8 + self.header_bytes :]
+        self.write(self.weights, struct.pack("<Q", len(made)) + made + values)
         return self.folder
 
     def json_file(self, draw: random.Random) -> Path:
         names = ("config.json", "generation_config.json", "tokenizer_config.json", "tokenizer.json")
         file = self.folder / draw.choice(names)
         if draw.random() < 0.3:
-            file.write_bytes(noise(self.sound[file], len(self.sound[file]), draw))
+            self.write(file, noise(self.sound[file], len(self.sound[file]), draw))
         else:
-            content = json.loads(self.sound[file])
-            for _ in range(draw.choice((1, 1, 2))):
-                content = spoil(content, draw)
-            file.write_text(json.dumps(content))
+            self.spoil_json(file, draw)
         return self.folder
 
     def index(self, draw: random.Random) -> Path:
@@ -170,9 +215,12 @@ def run(seed: int, count: int, folder: Path) -> dict[str, Any]:
         "safetensors header": kinds.safetensors_header,
         "json": kinds.json_file,
         "index": kinds.index,
+        "family gguf": kinds.family_gguf,
+        "family json": kinds.family_json,
+        "shards": kinds.shard,
     }
-    load(kinds.gguf)
-    load(kinds.folder)
+    for sound in kinds.whole:
+        load(sound)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     tallies: Counter[str] = Counter()
     wrong: list[str] = []

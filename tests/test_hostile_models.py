@@ -29,8 +29,11 @@ from tests.api import HELLO, post, still_answers
 from tests.servers import command, serving
 
 QUICK, MANY = 120, 8000
-GROWTH_MB_MAX = 200
-"""Far above what the sound models take, far below what their headers can claim."""
+GROWTH_MB_MAX = 500
+"""Far above what the sound models take, far below what their headers can claim.
+
+A header may well claim positions for a rope table of 100 MB, and Gemma has two.
+"""
 
 
 def read_broken(folder: Path, *, seed: int, count: int) -> dict[str, Any]:
@@ -53,6 +56,9 @@ def assert_harmless(found: dict[str, Any]) -> None:
         "safetensors header",
         "json",
         "index",
+        "family gguf",
+        "family json",
+        "shards",
     }, "something was never refused"
     taken = sum(count for name, count in tallies.items() if name.endswith("taken"))
     assert taken > 0.03 * sum(tallies.values()), "the mutations are too coarse to reach far"
