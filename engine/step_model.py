@@ -17,6 +17,10 @@ WINDOW_STEPS = 2000
 REFIT_STEPS = 200
 FIRST_FITS = (25, 50, 100)
 """Steps after which a young engine fits, so that nobody plans blind for long."""
+STALL_TIMES = 4.0
+"""A step that took so many times what the fit says was stopped, not slow: a machine that slept, a
+process that was held. One in hundreds would bend every coefficient; the others are fitted anew.
+"""
 SUBSETS = [list(chosen) for size in range(4, 0, -1) for chosen in combinations(range(4), size)]
 
 Floats = npt.NDArray[np.float64]
@@ -69,6 +73,10 @@ class StepTimes:
         kept = min(self._seen, WINDOW_STEPS)
         features, targets = self._features[:kept], self._targets[:kept]
         solution = fit_non_negative(features, targets)
+        usual = targets <= STALL_TIMES * np.maximum(features @ solution, np.median(targets))
+        if not usual.all():
+            features, targets = features[usual], targets[usual]
+            solution = fit_non_negative(features, targets)
         error = np.abs(features @ solution - targets).mean() / max(targets.mean(), 1.0)
         fixed, p, d, c = (float(value) for value in solution)
         self.fitted = StepModel(step=step, fixed=fixed, p=p, d=d, c=c, error=float(error))

@@ -8,6 +8,7 @@ process of telemetry/case_files.py. Must never write anything that a client name
 import asyncio
 import os
 import shutil
+import struct
 import time
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -35,6 +36,9 @@ MAGIC = b"DUCK"
 MAGIC_AT = 8
 """Where a DuckDB file says what it is, behind the checksum of its first block."""
 HEAD_BYTES = MAGIC_AT + len(MAGIC)
+HEADERS_AT = (4096, 8192)
+"""Headers that DuckDB writes in turn: checksum, iteration, two places, blocks, bytes of each."""
+BLOCKS_AT = 12288
 SPARE_BYTES = 256 * 2**20
 """What a file that is sent leaves free on the disk: the history goes on."""
 
@@ -125,6 +129,7 @@ async def _take(request: Request, folder: Path) -> tuple[Path, int]:
                 size += len(part)
                 await asyncio.to_thread(out.write, part)
         _check_head(head, whole=True)
+        await asyncio.to_thread(_check_length, staged, size)
         await asyncio.to_thread(_settle, staged, path, folder)
     except OSError as error:
         raise ApiError(503, "the disk refused the file", code="record_unavailable") from error
@@ -147,7 +152,22 @@ def _check_head(head: bytes, *, whole: bool) -> None:
     if len(head) < HEAD_BYTES and not whole:
         return
     if head[MAGIC_AT:] != MAGIC:
-        raise invalid(None, "the body is not a DuckDB file", code="not_a_record")
+        raise invalid(None, "not taken: it is not a DuckDB file", code="not_a_record")
+
+
+def _check_length(staged: Path, size: int) -> None:
+    """Refuse a file that was cut on its way: it would open, and fail in the midst of a query."""
+    with staged.open("rb") as file:
+        newest, blocks, block_bytes = -1, 0, 0
+        for at in HEADERS_AT:
+            file.seek(at)
+            found = file.read(48)
+            if len(found) == 48:
+                _, iteration, _, _, *length = struct.unpack("<6Q", found)
+                if iteration > newest:
+                    newest, (blocks, block_bytes) = iteration, length
+    if newest < 0 or size < BLOCKS_AT + blocks * block_bytes:
+        raise invalid(None, "not taken: the file is cut short", code="not_a_record")
 
 
 def _settle(staged: Path, path: Path, folder: Path) -> None:

@@ -140,7 +140,9 @@ def test_what_is_no_record_is_refused_and_leaves_nothing(server: Server, tmp_pat
         connection.execute("CREATE TABLE run (a INTEGER)")
     real = (tmp_path / "other.duckdb").read_bytes()
     before = server.get("/telemetry/incidents").json()
-    for content in (b"", b"SELECT", real, real[:4000], real[:16] + b"\xff" * 20_000):
+    theirs = noisy_file(tmp_path / "theirs.duckdb", 9, requests=10).read_bytes()
+    cut = [theirs[:place] for place in (4000, 9000, len(theirs) // 2, len(theirs) - 1)]
+    for content in (b"", b"SELECT", real, real[:16] + b"\xff" * 20_000, *cut):
         refused = send(server, content)
         assert refused.status_code == 400, refused.text
         assert "/" not in error(refused)["message"].replace("(path)", "")

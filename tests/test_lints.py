@@ -126,6 +126,7 @@ def test_a_window_leaves_out_what_lies_outside(record: duckdb.DuckDBPyConnection
         ("engine_deaths", {"deaths_max": 1}),
         ("survived_faults", {"faults_max": 1}),
         ("step_model_error", {"error_max": 0.7}),
+        ("step_model_error", {"steps_min": 401}),
         ("unexplained_time", {"share_max": 0.3}),
         ("unexplained_time", {"ms_min": 61}),
     ],

@@ -173,6 +173,34 @@ def test_the_step_model_finds_planted_coefficients() -> None:
     assert fitted.error < 1e-3
 
 
+def test_a_step_that_was_stopped_for_seconds_bends_no_coefficient() -> None:
+    times = StepTimes()
+    pick = np.random.default_rng(5)
+    fitted = None
+    for step in range(REFIT_STEPS * 2):
+        prefill, decode = int(pick.integers(0, 300)), int(pick.integers(1, 64))
+        device_ns = 2_000_000 + 9_000 * prefill + 40_000 * decode + 12 * 5_000
+        if step % 150 == 70:
+            device_ns += 7_000_000_000
+        seen = times.observe(
+            step=step, prefill=prefill, decode=decode, context=5_000, device_ns=device_ns
+        )
+        fitted = seen or fitted
+    assert fitted is not None
+    assert (fitted.p, fitted.d) == pytest.approx((9_000, 40_000), rel=1e-3)
+    assert fitted.error < 1e-3
+
+
+def test_steps_that_take_no_time_at_all_are_fitted_too() -> None:
+    times = StepTimes()
+    found = [
+        times.observe(step=step, prefill=1, decode=1, context=9, device_ns=0)
+        for step in range(FIRST_FITS[0])
+    ]
+    assert found[-1] is not None
+    assert found[-1].error == 0
+
+
 def test_no_coefficient_is_negative() -> None:
     """Steps that get cheaper with context must not make the model pay for it."""
     pick = np.random.default_rng(6)

@@ -11,7 +11,7 @@ import { Score } from '../score/score.js';
 import { Empty } from './empty.js';
 import { Ended } from './ended.js';
 import { Numbers } from './numbers.js';
-import { Verdict } from './verdict.js';
+import { STUCK_NS, Verdict } from './verdict.js';
 
 const IDLE_PILL_NS = 2e9;
 const NOTICED_NS = 15e7;
@@ -90,9 +90,18 @@ export class Live {
       this.resize();
     }
     const edge_ns = app.clock.edgeNs(now_ms, store.columns.newestNs, this.moving);
-    const down = app.linkState === 'disconnected' && score.drawable;
-    score.silence(down ? Math.max(store.columns.newestNs, app.heardNs) : null);
+    score.silence(...this.silent(now_ms));
     score.frame(now_ms, elapsed_ms, edge_ns);
+  }
+
+  // Since when nothing is on record that should be, and in what words; [null] where all is well.
+  silent(now_ms) {
+    const { app, store, score } = this,
+      newest = store.columns.newestNs;
+    if (!score.drawable) return [null];
+    if (app.linkState === 'disconnected') return [Math.max(newest, app.heardNs), 'no data'];
+    const still = store.stillNs(app.clock.nowNs(now_ms)) > STUCK_NS;
+    return still ? [newest, 'no step has ended'] : [null];
   }
 
   // ---- selection
@@ -134,8 +143,9 @@ export class Live {
       now_ms = performance.now();
     if (!colours) return;
     const link = app.linkState,
-      silent_ns = app.clock.silentNs(now_ms);
-    this.verdict.update(store, { link, silent_ns }, now_ms);
+      silent_ns = app.clock.silentNs(now_ms),
+      still_ns = store.stillNs(app.clock.known ? app.clock.nowNs(now_ms) : 0);
+    this.verdict.update(store, { link, silent_ns, still_ns }, now_ms);
     this.card.update(store.requests.get(this.score.selected));
     app.tryIt.update();
     if (!store.run) return;

@@ -9,17 +9,18 @@ import { holders } from '../score/kvmap.js';
 import { overObjective, slowStep } from './slow.js';
 
 const WINDOW_NS = 2e9;
-const STUCK_NS = 5e9; // live requests and no record for so long
+export const STUCK_NS = 5e9; // live requests and no step for so long
 const CALM_MS = 1000; // trouble shows at once; calm must last before it replaces trouble
 const GLYPH = { good: '●', warn: '▲', bad: '■', idle: '○' };
 
-// state: {link, silent_ns}. Answers {level, head, body, request?}.
-export function diagnose(store, { link, silent_ns }) {
+// state: {link, silent_ns: since any record, still_ns: without a step though somebody lives}.
+// Answers {level, head, body, request?}.
+export function diagnose(store, { link, silent_ns, still_ns = 0 }) {
   const { columns } = store;
   if (link === 'disconnected') return unknown(silent_ns);
   if (store.fault) return broken(store.fault);
   if (!store.run) return { level: 'idle', head: 'Starting', body: 'The engine is not ready yet.' };
-  if (store.live.size && silent_ns > STUCK_NS) return stuck(store, silent_ns);
+  if (still_ns > STUCK_NS) return stuck(store, still_ns);
   if (columns.count === columns.first) return idle('No request has come yet.');
   if (!store.live.size) return idle('Nothing runs and nobody waits.');
   const window = survey(store);
@@ -78,12 +79,12 @@ function broken(fault) {
   };
 }
 
-function stuck(store, silent_ns) {
+function stuck(store, still_ns) {
   return {
     level: 'warn',
     head: 'No step has ended',
     body:
-      `for ${Math.round(silent_ns / 1e9)} s, with ${plural(store.live.size, 'request')} in the ` +
+      `for ${Math.round(still_ns / 1e9)} s, with ${plural(store.live.size, 'request')} in the ` +
       'engine: a very long step, or it is stuck.',
   };
 }

@@ -5,6 +5,7 @@
 const NUMBER = /^(U?(TINY|SMALL|BIG|HUGE)?INT(EGER)?|DOUBLE|FLOAT|DECIMAL.*|REAL)$/;
 const BARS_MOST = 24;
 const SERIES_MOST = 8;
+const WORDS_MOST = 60; // bars of the first few of thousands would tell nothing
 const LINES_LEAST = 2;
 
 const isNumber = ({ type }) => NUMBER.test(type);
@@ -26,7 +27,9 @@ function guess(columns, rows) {
   const measured = rest.some(isNumber);
   if (!measured) return null;
   if (isInstant(first)) return rows.length >= LINES_LEAST ? 'lines' : null;
-  if (first.type === 'VARCHAR' && isNumber(rest[0])) return rows.length > 1 ? 'bars' : null;
+  if (first.type === 'VARCHAR' && isNumber(rest[0])) {
+    return rows.length > 1 && rows.length <= WORDS_MOST ? 'bars' : null;
+  }
   if (!isNumber(first) || rows.length < 3) return null;
   return rising(rows.map((row) => row[0])) ? 'lines' : 'scatter';
 }

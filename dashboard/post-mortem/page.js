@@ -148,6 +148,7 @@ export class PostMortem {
 
   settle(asked, replaces, moves) {
     const whole = this.completed(asked);
+    this.say(this.missing(asked, whole));
     const before = this.state,
       run = this.run;
     this.state = whole;
@@ -178,6 +179,20 @@ export class PostMortem {
     const outside = wanted[1] <= extent[0] || wanted[0] >= extent[1];
     const [from_us, to_us] = outside ? newest(extent) : wanted;
     return Object.freeze({ ...asked, run: found.run_id, from_us, to_us });
+  }
+
+  // What an address names that is not on record: a link may outlive what it shows.
+  missing(asked, whole) {
+    const found = [];
+    const shown = `${lengthWords([whole.from_us, whole.to_us])} are shown`;
+    if (asked.run && asked.run !== whole.run) found.push(`The run ${asked.run} is not on record`);
+    else if (asked.from_us !== null && asked.from_us !== whole.from_us) {
+      found.push('Nothing of the window that was asked for is on record');
+    }
+    if (found.length) found[0] += `: another’s ${shown}.`;
+    const known = !asked.query || this.queries.some(({ name }) => name === asked.query);
+    if (!known) found.push(`There is no question named ${asked.query}.`);
+    return found.join(' ');
   }
 
   get extent() {

@@ -8,6 +8,7 @@ import { addressOf } from '../router.js';
 
 const ROWS_AT_ONCE = 200;
 const CELL_MOST = 200;
+const ONE_LINE_MOST = 48; // longer texts may take several
 const NUMERIC = /^(U?(TINY|SMALL|BIG|HUGE)?INT(EGER)?|DOUBLE|FLOAT|DECIMAL.*|REAL)$/;
 const REQUEST = /(^|_)request_id$|^(for_example|head|neighbour|largest_neighbour)$/;
 
@@ -67,14 +68,18 @@ function cell(value, { name, type }) {
     return make('a', { href: addressOf('request', { id: value }), text: value });
   }
   const text = wording(value, type);
-  if (text.length <= CELL_MOST) return text;
-  return make('span', { title: text.slice(0, 4000), text: text.slice(0, CELL_MOST) + '…' });
+  if (text.length <= ONE_LINE_MOST) return text;
+  if (text.length <= CELL_MOST) return make('span', { class: 'long', text });
+  const begin = text.slice(0, CELL_MOST) + '…';
+  return make('span', { class: 'long', title: text.slice(0, 4000), text: begin });
 }
 
 function wording(value, type) {
   if (typeof value === 'object') return JSON.stringify(value);
   if (typeof value !== 'number') return String(value);
-  if (Number.isInteger(value) && NUMERIC.test(type)) return int(value);
+  if (Number.isInteger(value) && NUMERIC.test(type)) {
+    return (Number.isSafeInteger(value) ? '' : '≈ ') + int(value); // beyond it digits are lost
+  }
   return value.toLocaleString('en-US', { maximumFractionDigits: 3 });
 }
 

@@ -286,8 +286,9 @@ export class Score {
   }
 
   // From an instant on there is no data, and that stretch grows with the clock; null: there is.
-  silence(from_ns) {
+  silence(from_ns, words = 'no data') {
     const { gone } = this.stage;
+    if (from_ns !== null) write(gone, words);
     if (gone.hidden !== (from_ns === null)) gone.hidden = from_ns === null;
     if (from_ns === null) return;
     gone.style.width = Math.max(0, this.view.width - this.view.x(from_ns)) + 'px';

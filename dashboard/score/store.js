@@ -337,6 +337,13 @@ export class Store {
     };
   }
 
+  // For how long no step has ended though somebody lives, who may have come just now.
+  stillNs(now_ns) {
+    const [oldest] = this.live;
+    if (!oldest) return 0;
+    return Math.max(0, now_ns - Math.max(this.columns.newestNs, oldest.arrived_at_ns));
+  }
+
   name(id) {
     return this.requests.get(id)?.name ?? '#' + id;
   }

@@ -187,7 +187,8 @@ test('the verdict names who stands in the way, and idles when nothing runs', () 
   const need = Math.ceil(301 / 16);
   assert.ok(v.body.includes(`needs ${need} blocks, 14 are available`), v.body);
   assert.ok(v.body.includes('holds 78 %'), v.body);
-  const stuck = diagnose(store, { link: 'live', silent_ns: 7e9 });
+  assert.equal(store.stillNs(store.columns.newestNs + 7e9), 7e9);
+  const stuck = diagnose(store, { link: 'live', silent_ns: 0, still_ns: 7e9 });
   assert.match(stuck.body, /^for 7 s, with 3 requests/);
 });
 

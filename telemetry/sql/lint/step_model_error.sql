@@ -6,6 +6,8 @@
 -- window: yes
 -- parameter: error_max number 0..1000000 = 0.25; mean error over mean step time; on a quiet
 --   machine it is below a tenth, from a quarter on the split between neighbours is a guess
+-- parameter: steps_min number 1..1000000000 = 200; a fit of fewer steps is a first guess, of an
+--   engine that is not warm yet
 WITH fitted AS (
   SELECT m.*, t.at_unix_us, row_number() OVER (
            PARTITION BY m.run_id, m.generation ORDER BY m.seq DESC) AS age
@@ -14,4 +16,5 @@ WITH fitted AS (
 SELECT run_id, generation, step, at_unix_us, round(error, 4) AS error, round(fixed, 1) AS fixed_ns,
        round(p, 1) AS prefill_token_ns, round(d, 1) AS decode_token_ns,
        round(c, 3) AS context_token_ns
-FROM fitted WHERE age = 1 AND error > $error_max ORDER BY run_id, generation
+FROM fitted WHERE age = 1 AND error > $error_max AND step >= $steps_min
+ORDER BY run_id, generation
