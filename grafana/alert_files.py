@@ -44,10 +44,10 @@ def annotations(alert: Alert, value: str, runbooks_url: str) -> dict[str, str]:
     # The objectives' figures are of all instances: the command's URL is for people to choose then.
     of_instance = "{instance}" in alert.summary
     address = "http://{{ $labels.instance }}" if of_instance else "URL"
-    ask = f"iterscope sql --url {address} --query {alert.query} -p last_s={alert.last_s}"
+    window = "" if alert.last_s is None else f" -p last_s={alert.last_s}"
     return {
         "summary": words,
-        "first_look": ask,
+        "first_look": f"iterscope sql --url {address} --query {alert.query}{window}",
         "runbook_url": f"{runbooks_url.rstrip('/')}/{alert.name}.md",
     }
 

@@ -37,8 +37,8 @@ class Alert:
     """One sentence for people: {value} stands for the figure, other names for labels."""
     query: str
     """The named query that tells the requests behind the figure."""
-    last_s: int = 900
-    """The window of that query."""
+    last_s: int | None = 900
+    """The window of that query, if it takes one."""
     labels: tuple[tuple[str, str], ...] = ()
     """Labels that tell rules of one name apart."""
     fires_on: str
