@@ -1,6 +1,7 @@
 """The dashboard of the KV cache: how full, with what, what the prefix cache gives, what lack costs.
 
-Owns that board's panels; generate.py writes it. Must never show blocks and tokens on one axis.
+Owns that board's panels; generate.py writes it. What a lack of blocks does to those who wait stands
+here, what it does to latency in latency.py. Must never show blocks and tokens on one axis.
 """
 
 from grafana.board import Board, Row

@@ -14,7 +14,7 @@ from grafana_foundation_sdk.models import dashboard as model
 from grafana_foundation_sdk.models import heatmap as heat_shapes
 from grafana_foundation_sdk.models import prometheus as prometheus_shapes
 
-from grafana.panel import GOOD, Panel, described, expression, question_of
+from grafana.panel import Panel, described, expression, question_of
 
 SOURCE = "${datasource}"
 LINK = "${live}/dashboard/#/post-mortem?show=query&q=%s&from=${__from:date:iso}&to=${__to:date:iso}"
@@ -67,9 +67,9 @@ def targets(panel: Panel) -> Iterable[prometheus.Dataquery]:
         yield target
 
 
-def thresholds(limits: Sequence[tuple[float, str]]) -> build.ThresholdsConfig:
-    """Return limits as steps; below the first all is well."""
-    steps = [model.Threshold(value=None, color=GOOD)]
+def thresholds(limits: Sequence[tuple[float, str]], below: str) -> build.ThresholdsConfig:
+    """Return limits as steps, from the colour of what is below the first."""
+    steps = [model.Threshold(value=None, color=below)]
     steps += [model.Threshold(value=value, color=colour) for value, colour in limits]
     return build.ThresholdsConfig().mode(model.ThresholdsMode.ABSOLUTE).steps(steps)
 
@@ -87,7 +87,7 @@ def _lines(panel: Panel) -> timeseries.Panel:
         made.stacking(common.StackingConfig().mode(shapes.StackingMode.NORMAL))
     if panel.limits:
         style = common.GraphThresholdsStyleConfig().mode(shapes.GraphThresholdsStyleMode.DASHED)
-        made.thresholds(thresholds(panel.limits)).thresholds_style(style)
+        made.thresholds(thresholds(panel.limits, panel.below)).thresholds_style(style)
     if panel.low is not None:
         made.min(panel.low)
     if panel.high is not None:
@@ -103,7 +103,7 @@ def _number(panel: Panel) -> stat.Panel:
         else shapes.BigValueColorMode.NONE
     )
     made.reduce_options(common.ReduceDataOptions().calcs(["lastNotNull"]))
-    made.thresholds(thresholds(panel.limits)).no_value("no data")
+    made.thresholds(thresholds(panel.limits, panel.below)).no_value("no data")
     if panel.words:
         options = {
             value: model.ValueMappingResult(text=word, color=colour)

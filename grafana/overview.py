@@ -77,7 +77,8 @@ SERVING = Row(
                 ),
             ),
             why="Of the last five minutes.",
-            words=(),
+            below=BAD,
+            limits=((0.95, FAIR), (0.99, GOOD)),
             runbook="IterscopeSloBurn",
         ),
         Panel(

@@ -51,6 +51,8 @@ class Panel:
     why: str = ""
     width: int = 8
     limits: tuple[tuple[float, str], ...] = ()
+    below: str = GOOD
+    """The colour of what is below the first limit."""
     low: float | None = 0.0
     high: float | None = None
     query: str = ""
