@@ -91,6 +91,7 @@ def _serve(flags: argparse.Namespace) -> int:
     from server.demo import DemoError  # noqa: PLC0415
     from server.keys import read_keys  # noqa: PLC0415
     from server.life import StartError, listen, serve, stoppable  # noqa: PLC0415
+    from server.metering import check_extra  # noqa: PLC0415
     from server.served_model import load_model  # noqa: PLC0415
 
     settings = read_settings(flags.config, setting_hints()) if flags.config else {}
@@ -107,6 +108,7 @@ def _serve(flags: argparse.Namespace) -> int:
             asyncio.Runner(loop_factory=uvloop.new_event_loop) as run,
         ):
             keys = read_keys(config)
+            check_extra(config)
             _check_history(config.telemetry.history)
             run.run(serve(config, load_model(config), listening, keys))
     except (StartError, DemoError) as error:

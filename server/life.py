@@ -343,7 +343,7 @@ class Life:
         await asyncio.to_thread(context.recorder.stop)
         await asyncio.to_thread(context.case_files.close)
         await asyncio.to_thread(context.history.close)
-        context.metrics.stop()
+        await asyncio.to_thread(context.metrics.stop)
         context.tokenizer.close()
         if context.template is not None:
             context.template.close()

@@ -6,16 +6,19 @@ as they stood; server/life.py calls `build_metrics` once, server/app.py counts. 
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib.util import find_spec
 
+from engine.config import ConfigError
 from server.clock import Clock
 from server.config import ServerConfig
 from server.engine_client import EngineClient
 from server.watchdog import Watchdog
 from telemetry.bus import Bus
 from telemetry.history import History
-from telemetry.metrics import Metrics, Outside, Told
+from telemetry.metrics import Exporter, Metrics, Outside, Told
 from telemetry.objective import due_ms
 
+EXTRA_MODULE = "opentelemetry"
 GENERATING = frozenset({"/v1/completions", "/v1/chat/completions"})
 OTHERS = frozenset({401, 403, 405, 429, 499})
 """Refusals of a client error's status that say nothing of the request, or are counted elsewhere."""
@@ -68,5 +71,33 @@ def build_metrics(config: ServerConfig, bus: Bus, metered: Metered) -> Metrics:
         model_name=metered.engine.identity.model,
         vllm_aliases=config.telemetry.vllm_aliases,
         objective=due_ms(ttft_ms=config.engine.ttft_ms, tpot_ms=config.engine.tpot_ms),
-        outside=Outside(now_ns=metered.clock.now_ns, tell=tell),
+        outside=Outside(
+            now_ns=metered.clock.now_ns, tell=tell, exporter=_exporter(config, metered.engine)
+        ),
+    )
+
+
+def check_extra(config: ServerConfig) -> None:
+    """Raise ConfigError when what a setting needs is not installed."""
+    if config.telemetry.otlp_endpoint is not None and find_spec(EXTRA_MODULE) is None:
+        raise ConfigError("--otlp-endpoint needs the extra: pip install 'iterscope[otel]'")
+
+
+def _exporter(config: ServerConfig, engine: EngineClient) -> Exporter | None:
+    endpoint = config.telemetry.otlp_endpoint
+    if endpoint is None:
+        return None
+    from telemetry.otlp import Otlp  # noqa: PLC0415
+
+    return Otlp(
+        endpoint,
+        interval_s=config.telemetry.otlp_interval_s,
+        attributes={
+            "gen_ai.provider.name": "iterscope",
+            "gen_ai.request.model": engine.identity.model,
+            "gen_ai.response.model": engine.identity.model,
+            "server.address": config.host,
+            "server.port": config.port,
+        },
+        replica=config.replica,
     )

@@ -8,6 +8,7 @@ nothing: the default history folder is decided by server/config.py.
 import math
 from dataclasses import dataclass, field
 from typing import Any
+from urllib.parse import urlsplit
 
 
 class TelemetryConfigError(Exception):
@@ -39,6 +40,10 @@ class TelemetryConfig:
     sql_rows_max: int = setting("most rows one SQL answer carries", 10_000)
     sql_deadline_s: float = setting("seconds after which a SQL query is stopped", 10.0)
     vllm_aliases: bool = setting("export metrics under vLLM's names as well", True)
+    otlp_endpoint: str | None = setting(
+        "URL of an OTLP/HTTP receiver that metrics are sent to", None
+    )
+    otlp_interval_s: float = setting("seconds between two sendings", 60.0)
 
 
 def check(config: TelemetryConfig) -> None:
@@ -57,9 +62,15 @@ def check(config: TelemetryConfig) -> None:
         ("stream_readers_max", 1, math.inf),
         ("sql_rows_max", 1, math.inf),
         ("sql_deadline_s", 0.01, math.inf),
+        ("otlp_interval_s", 0.1, 3600),
     ):
         value = getattr(config, name)
         if not low <= value <= high:  # a NaN fails this comparison too
             flag = "--" + name.replace("_", "-")
             bounds = f"at least {low}" + (f" and at most {high}" if high < math.inf else "")
             raise TelemetryConfigError(f"{flag} must be {bounds}, not {value}")
+    if config.otlp_endpoint is not None:
+        parts = urlsplit(config.otlp_endpoint)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            shown = config.otlp_endpoint
+            raise TelemetryConfigError(f"--otlp-endpoint must be an http or https URL, not {shown}")

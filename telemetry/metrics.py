@@ -12,20 +12,21 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import Protocol
 
 from telemetry.bus import Bus
 from telemetry.exposition import OPENMETRICS, PLAIN, Exposition, Family
-from telemetry.fold import Fold, Over, nobody
+from telemetry.fold import Fold, nobody
 from telemetry.histogram import Values, labelled
 from telemetry.metric_table import METRICS
 from telemetry.metric_vllm import vllm_values
 from telemetry.objective import Due
-from telemetry.records import Run
+from telemetry.records import Delivery, RequestEnd, Run
 
 PERIOD_S = 0.25
 DEFAULT_OBJECTIVE = Due(1_000_000_000, 100_000_000)
 READERS = ("explain", "history", "metrics", "stream")
-OTLP_OUTCOMES = ("sent", "failed")
+NO_EXPORTS = MappingProxyType({"sent": 0, "failed": 0})
 Told = float | Values
 Tell = Callable[[], Mapping[str, Told]]
 """Tells figures that other parts know, by the metrics' names: the history's, for one."""
@@ -36,17 +37,32 @@ def tell_nothing() -> Mapping[str, Told]:
     return MappingProxyType({})
 
 
+class Exporter(Protocol):
+    """Who is told of each sequence that is over, and sends it elsewhere: telemetry/otlp.py."""
+
+    def note(self, end: RequestEnd, delivery: Delivery) -> None:
+        """Add a sequence that is over; called from the folding thread."""
+        ...
+
+    def counts(self) -> dict[str, int]:
+        """Return how many sendings went out, and how many did not."""
+        ...
+
+    def stop(self) -> None:
+        """Send what is left, and end."""
+        ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outside:
     """The rest of a server, as metrics know it.
 
-    `now_ns` is the clock of the record's instants; without one it stands at the last step. `over`
-    is called, from the folding thread, with each sequence that is over.
+    `now_ns` is the clock of the record's instants; without one it stands at the last step.
     """
 
     now_ns: Callable[[], int] | None = None
     tell: Tell = tell_nothing
-    over: Over = nobody
+    exporter: Exporter | None = None
 
 
 NOTHING_OUTSIDE = Outside()
@@ -67,7 +83,9 @@ class Metrics:
         self._bus = bus
         self._vllm_aliases = vllm_aliases
         self._outside = outside
-        self._fold = Fold(bus, objective=objective, over=outside.over)
+        self._fold = Fold(
+            bus, objective=objective, over=outside.exporter.note if outside.exporter else nobody
+        )
         self._fold_s = 0.0
         self._text = Exposition((model_name, "0"))
         self._lock = threading.Lock()
@@ -79,10 +97,14 @@ class Metrics:
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop folding; a scrape still works."""
+        """Stop folding, and send elsewhere what is left; a scrape still works. May take seconds."""
         self._stopping.set()
         if self._thread.is_alive():
             self._thread.join()
+        if self._outside.exporter is not None:
+            with self._lock:
+                self._advance()
+            self._outside.exporter.stop()
 
     def exposition(self, accept: str = "") -> tuple[bytes, str]:
         """Return the body and content type of /metrics for an Accept header, all of one moment."""
@@ -112,7 +134,7 @@ class Metrics:
 
     def _values(self) -> dict[str, Values]:
         fold = self._fold
-        none = dict.fromkeys(READERS, 0)
+        none, exporter = dict.fromkeys(READERS, 0), self._outside.exporter
         now_ns = self._outside.now_ns
         values = fold.values(now_ns() if now_ns else None)
         values |= {
@@ -122,7 +144,7 @@ class Metrics:
             ),
             "iterscope_telemetry_readers": labelled(none | self._bus.readers()),
             "iterscope_metrics_fold_seconds_total": {(): self._fold_s},
-            "iterscope_otlp_exports_total": labelled(dict.fromkeys(OTLP_OUTCOMES, 0)),
+            "iterscope_otlp_exports_total": labelled(exporter.counts() if exporter else NO_EXPORTS),
         }
         if fold.run is not None:
             values |= _run_values(fold.run)
