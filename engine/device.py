@@ -11,7 +11,7 @@ import torch
 from engine.config import ConfigError, DeviceFacts, EngineConfig
 from engine.spec import ModelSpec
 from engine.weights import attention_shape
-from kernels.native_step import TILE
+from kernels.native_ops import TILE
 from kernels.native_step import refusal_of as native_refusal
 
 

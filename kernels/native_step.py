@@ -1,15 +1,13 @@
-"""A whole decoder step in C++ on a CPU with AVX-512 BF16: the native backend and its ops.
+"""A whole decoder step in C++ on a CPU with AVX-512 BF16: the native backend.
 
-Owns the packing of weights into tiles, the cache that kernels/cpu/attention.h lays out, and what
-crosses to C++ as pointers. kernels/select.py offers both by name; they come as a pair, since a step
-reads the weights that these ops packed. Never called on a CPU that cannot run it.
+Owns the cache that kernels/cpu/attention.h lays out, and what crosses to C++ as pointers.
+kernels/select.py offers it by name, with the ops of kernels/native_ops.py: a step reads the weights
+that these packed. Never called on a CPU that cannot run it.
 """
 
 import ctypes
 from dataclasses import dataclass
-from functools import lru_cache
 
-import numpy as np
 import torch
 
 from kernels.base import (
@@ -23,49 +21,11 @@ from kernels.base import (
     StepBatch,
     beyond_a_llama,
 )
-from kernels.choose import Drawn
-from kernels.native import NativeError, library
-from kernels.ops import TorchOps
+from kernels.native_ops import TILE, DescribedWeight, NativeThreads, NativeWeight, refusal
 
-TILE = 32
 UNIT_TOKENS = 16
-FOUR_BYTES, UNIT = 640, 32 * 32
-"""Bytes of so many weights in 4 bits, with what they are scaled by."""
 HEAD_DIM_MAX = 256
-BF16, INT8 = 0, 1
-"""What C++ calls the forms of packed weights."""
-FORMATS = {torch.bfloat16: BF16, torch.int8: INT8}
-"""Those by the type that an engine is asked for; keys, values and activations are bf16 in both."""
-
-
 _BEAT = ctypes.CFUNCTYPE(None)
-
-
-_DRAW = np.dtype(
-    [
-        *(("temperature", "f4"), ("min_p", "f4"), ("top_k", "i8"), ("top_p", "f8")),
-        ("uniform", "f8"),
-    ]
-)
-"""struct Draw of kernels/cpu/choose.h."""
-
-
-def _told(logits: torch.Tensor) -> tuple[ctypes.c_int64, ctypes.c_int64]:
-    """Return the vocabulary of float32 logits [S, vocabulary], and how far apart its rows are."""
-    assert logits.dtype == torch.float32
-    assert logits.stride(1) == 1
-    return ctypes.c_int64(logits.shape[1]), ctypes.c_int64(logits.stride(0))
-
-
-class _Weight(ctypes.Structure):
-    _fields_ = (
-        ("format", ctypes.c_int32),
-        ("outputs", ctypes.c_int64),
-        ("inputs", ctypes.c_int64),
-        ("values", ctypes.c_void_p),
-        ("scales", ctypes.c_void_p),
-        ("fours", ctypes.c_void_p),
-    )
 
 
 class _Shape(ctypes.Structure):
@@ -85,32 +45,6 @@ class _Batch(ctypes.Structure):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NativeWeight:
-    """A weight in tiles of 32 outputs, filled up with zeros; `outputs` of them are the weight's.
-
-    In int8 each output has its scale, in float32. `fours` are the same weights in 4 bits, where
-    that is what their file had.
-    """
-
-    outputs: int
-    inputs: int
-    values: torch.Tensor
-    scales: torch.Tensor | None = None
-    fours: torch.Tensor | None = None
-
-    def described(self) -> _Weight:
-        """Return what C++ reads; valid as long as this is."""
-        scales = None if self.scales is None else self.scales.data_ptr()
-        fours = None if self.fours is None else self.fours.data_ptr()
-        form, values = BF16 if scales is None else INT8, self.values.data_ptr()
-        return _Weight(form, _padded(self.outputs), self.inputs, values, scales, fours)
-
-
-def _padded(outputs: int) -> int:
-    return -(-outputs // TILE) * TILE
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class NativeCache:
     """Keys and values: [layers, units of 16 tokens, kv_heads, 2 x head_dim x 16] bfloat16."""
 
@@ -126,47 +60,6 @@ class _Prepared:
     """What the batch points to."""
 
 
-class NativeThreads:
-    """The threads that ops and backend share, made at first use; only the engine's thread asks."""
-
-    def __init__(self) -> None:
-        self._engine: int | None = None
-        self._library = library()
-        self._library.engine_new.restype = ctypes.c_void_p
-        self._library.model_new.restype = ctypes.c_void_p
-
-    @property
-    def engine(self) -> ctypes.c_void_p:
-        """Return the C++ engine, with as many threads as PyTorch has been given."""
-        if self._engine is None:
-            self._engine = self._library.engine_new(torch.get_num_threads())
-        return ctypes.c_void_p(self._engine)
-
-    @property
-    def functions(self) -> ctypes.CDLL:
-        """Return the library."""
-        return self._library
-
-
-@lru_cache(maxsize=1)
-def threads() -> NativeThreads:
-    """Return the process's threads: ops and backend never run at the same time."""
-    return NativeThreads()
-
-
-def refusal(device: str, dtype: torch.dtype) -> str | None:
-    """Return why C++ cannot serve this type on this device, None if it can."""
-    if device != "cpu":
-        return f"is for a CPU, not for {device}"
-    if dtype not in FORMATS:
-        return f"computes in bf16 and int8, not in {str(dtype).removeprefix('torch.')}"
-    try:
-        able = bool(library().processor_has_avx512_bf16())
-    except NativeError as error:
-        return str(error)
-    return None if able else "needs a CPU with AVX-512 BF16 and VNNI"
-
-
 def refusal_of(
     shape: AttentionShape, device: str, dtype: torch.dtype, block_tokens: int
 ) -> str | None:
@@ -180,114 +73,6 @@ def refusal_of(
     if block_tokens % UNIT_TOKENS:
         return f"blocks of {block_tokens} tokens are not multiples of {UNIT_TOKENS}"
     return refusal(device, dtype)
-
-
-class NativeOps(TorchOps):
-    """Products with weights packed into tiles; the rest is PyTorch's, outside a whole step."""
-
-    name = "native"
-    dtype = torch.bfloat16
-
-    def __init__(self, threads: NativeThreads) -> None:
-        self._threads = threads
-
-    def supports(self, device: str, dtype: torch.dtype) -> str | None:
-        """Return None, or why not."""
-        if dtype in FORMATS and dtype != self.dtype:
-            return f"packs {str(self.dtype).removeprefix('torch.')}"
-        return refusal(device, dtype)
-
-    def pack(self, weight: torch.Tensor) -> PackedWeight:
-        """Return the weight [out, in] in tiles; one whose inputs are no multiple of 32 as it is."""
-        outputs, inputs = weight.shape
-        return weight.bfloat16() if inputs % TILE else self._packed(weight, outputs, inputs)
-
-    def _packed(self, weight: torch.Tensor, outputs: int, inputs: int) -> NativeWeight:
-        weight = weight.bfloat16().contiguous()
-        values = torch.empty(_padded(outputs) * inputs, dtype=torch.bfloat16)
-        self._threads.functions.pack_bf16(
-            *(ctypes.c_void_p(weight.data_ptr()), ctypes.c_int64(outputs), ctypes.c_int64(inputs)),
-            ctypes.c_void_p(values.data_ptr()),
-        )
-        return NativeWeight(outputs=outputs, inputs=inputs, values=values)
-
-    def linear(self, x: torch.Tensor, weight: PackedWeight) -> torch.Tensor:
-        """Return x [T, in] times the transposed weight: [T, out]."""
-        if not isinstance(weight, NativeWeight):
-            return super().linear(x, weight)
-        x, described = x.contiguous(), weight.described()
-        out = torch.empty((len(x), described.outputs), dtype=torch.float32)
-        self._threads.functions.engine_multiply(
-            *(self._threads.engine, ctypes.byref(described), ctypes.c_void_p(x.data_ptr())),
-            *(ctypes.c_int64(len(x)), ctypes.c_void_p(out.data_ptr())),
-            ctypes.c_int64(described.outputs),
-        )
-        return out[:, : weight.outputs].to(x.dtype)
-
-    def best(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return each row's largest logit, NaN if one is none, and its token."""
-        values = torch.empty(len(logits), dtype=torch.float32)
-        tokens = torch.empty(len(logits), dtype=torch.int64)
-        self._threads.functions.engine_best(
-            *(self._threads.engine, ctypes.c_void_p(logits.data_ptr())),
-            *(ctypes.c_int64(len(logits)), *_told(logits)),
-            *(ctypes.c_void_p(values.data_ptr()), ctypes.c_void_p(tokens.data_ptr())),
-        )
-        return values, tokens
-
-    def draw(self, logits: torch.Tensor, best: torch.Tensor, drawn: Drawn) -> torch.Tensor:
-        """Return a token for each row that draws."""
-        count = len(drawn.rows)
-        draws, tokens = np.empty(count, _DRAW), torch.empty(count, dtype=torch.int64)
-        for name in ("temperature", "top_k", "top_p"):
-            draws[name] = getattr(drawn, name).numpy()
-        draws["uniform"] = drawn.uniforms.numpy()
-        draws["min_p"] = 0 if drawn.min_p is None else drawn.min_p[:, 0].numpy()
-        rows, best = drawn.rows.contiguous(), best.contiguous()
-        self._threads.functions.engine_draw(
-            *(self._threads.engine, ctypes.c_void_p(logits.data_ptr()), *_told(logits)),
-            ctypes.c_void_p(best.data_ptr()),
-            *(ctypes.c_void_p(rows.data_ptr()), ctypes.c_int64(count)),
-            *(ctypes.c_void_p(draws.ctypes.data), ctypes.c_void_p(tokens.data_ptr())),
-        )
-        return tokens
-
-
-class NativeInt8Ops(NativeOps):
-    """Weights in int8 with a scale an output, activations in int8 with a scale for 32 of them.
-
-    Weights that a file has in 4 bits are kept as they are too: they are read for steps of up to 3
-    rows, whose time is that of reading them.
-    """
-
-    name = "native-int8"
-    dtype = torch.int8
-
-    def _packed(self, weight: torch.Tensor, outputs: int, inputs: int) -> NativeWeight:
-        weight = weight.float().contiguous()
-        values = torch.empty(_padded(outputs) * inputs, dtype=torch.uint8)
-        scales = torch.empty(_padded(outputs), dtype=torch.float32)
-        self._threads.functions.pack_int8(
-            *(ctypes.c_void_p(weight.data_ptr()), ctypes.c_int64(outputs), ctypes.c_int64(inputs)),
-            *(ctypes.c_void_p(values.data_ptr()), ctypes.c_void_p(scales.data_ptr())),
-        )
-        return NativeWeight(
-            outputs=outputs,
-            inputs=inputs,
-            values=values,
-            scales=scales,
-            fours=self._fours(weight),
-        )
-
-    def _fours(self, weight: torch.Tensor) -> torch.Tensor | None:
-        """Return a float32 weight in 4 bits, None if it is not one of 4 bits."""
-        outputs, inputs = weight.shape
-        packed = torch.empty(_padded(outputs) * inputs // UNIT * FOUR_BYTES, dtype=torch.uint8)
-        exact = self._threads.functions.pack_int4(
-            *(ctypes.c_void_p(weight.data_ptr()), ctypes.c_int64(outputs), ctypes.c_int64(inputs)),
-            ctypes.c_void_p(packed.data_ptr()),
-        )
-        return packed if exact else None
 
 
 class NativeBackend:
@@ -402,10 +187,10 @@ class NativeBackend:
             self._kept.append(kept)
             return ctypes.c_void_p(kept.data_ptr())
 
-        def described(*parts: PackedWeight) -> ctypes.Array[_Weight]:
+        def described(*parts: PackedWeight) -> ctypes.Array[DescribedWeight]:
             assert all(isinstance(part, NativeWeight) for part in parts)
             told = [part.described() for part in parts if isinstance(part, NativeWeight)]
-            return (_Weight * len(told))(*told)
+            return (DescribedWeight * len(told))(*told)
 
         first = weights.layers[0]
         assert isinstance(first.down, NativeWeight)

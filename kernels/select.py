@@ -34,19 +34,20 @@ def _reference() -> AttentionBackend:
 
 
 def _native() -> AttentionBackend:
-    from kernels.native_step import NativeBackend, threads  # noqa: PLC0415
+    from kernels.native_ops import threads  # noqa: PLC0415
+    from kernels.native_step import NativeBackend  # noqa: PLC0415
 
     return NativeBackend(threads())
 
 
 def _native_ops() -> Ops:
-    from kernels.native_step import NativeOps, threads  # noqa: PLC0415
+    from kernels.native_ops import NativeOps, threads  # noqa: PLC0415
 
     return NativeOps(threads())
 
 
 def _native_int8_ops() -> Ops:
-    from kernels.native_step import NativeInt8Ops, threads  # noqa: PLC0415
+    from kernels.native_ops import NativeInt8Ops, threads  # noqa: PLC0415
 
     return NativeInt8Ops(threads())
 

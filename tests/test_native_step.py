@@ -12,16 +12,17 @@ import torch
 from engine.model import Decoder
 from engine.spec import read_spec
 from engine.weights import load_weights
-from kernels import native_step
+from kernels import native_ops
 from kernels.base import AttentionBatch, AttentionShape, DecoderWeights, StepBatch
-from kernels.native_step import NativeBackend, NativeCache, NativeInt8Ops, NativeOps, threads
+from kernels.native_ops import NativeInt8Ops, NativeOps, threads
+from kernels.native_step import NativeBackend, NativeCache
 from kernels.ops import TorchOps
 from kernels.reference import ReferenceBackend
 from tests import tiny
 from tests.oracle import step_of, weights_of
 from tests.test_kernels import MIXED, Scene, attend, batch_of, dense, packed, scene, write_past
 
-ABLE = native_step.refusal("cpu", torch.bfloat16) is None
+ABLE = native_ops.refusal("cpu", torch.bfloat16) is None
 needs_avx512 = pytest.mark.skipif(not ABLE, reason="this CPU lacks AVX-512 BF16")
 
 SHAPE = tiny.Shape(hidden=96, heads=6, kv_heads=2, head_dim=32, intermediate=160, vocab_size=330)
@@ -71,7 +72,7 @@ def test_weights_of_4_bits_are_exact_and_serve_few_rows(inputs: int, outputs: in
     draw, ops = torch.Generator().manual_seed(inputs), NativeInt8Ops(threads())
     weight = in_4_bits(outputs, inputs, draw)
     packed_weight = ops.pack(weight)
-    assert isinstance(packed_weight, native_step.NativeWeight)
+    assert isinstance(packed_weight, native_ops.NativeWeight)
     assert packed_weight.fours is not None
     x = torch.randint(-127, 128, (6, inputs), generator=draw).float()
     x[:, ::32] = 127.0  # so that blocks of input are integers, and nothing of it is rounded
@@ -279,5 +280,5 @@ def test_it_says_what_it_cannot_serve(monkeypatch: pytest.MonkeyPatch) -> None:
         def processor_has_avx512_bf16(self) -> int:
             return 0
 
-    monkeypatch.setattr(native_step, "library", Old)
+    monkeypatch.setattr(native_ops, "library", Old)
     assert "AVX-512" in (backend.supports(fits, "cpu", torch.bfloat16, 16) or "")

@@ -15,7 +15,7 @@ from engine.messages import SamplingParams
 from engine.plan import Plan
 from engine.sampler import Sampled, SamplingBatch, sample, sampling_batch, uniforms
 from kernels.choose import Chooser, Drawn, TorchChooser
-from kernels.native_step import NativeOps, refusal, threads
+from kernels.native_ops import NativeOps, refusal, threads
 
 EOS = (0, 2)
 VOCAB = 5000
