@@ -15,7 +15,7 @@ from tests.servers import Server, serving
 
 @pytest.fixture(scope="module")
 def demo_server(tmp_path_factory: pytest.TempPathFactory, demo_model: Path) -> Iterator[Server]:
-    with serving(tmp_path_factory.mktemp("demo"), demo_model, "--history", "off") as server:
+    with serving(tmp_path_factory.mktemp("demo"), demo_model) as server:
         yield server
 
 
