@@ -20,8 +20,8 @@ import httpx
 from bench.machine import StolenTime, describe
 
 SHORT_TOKENS, LONG_TOKENS = 40, 1600
-LONG_AT_S = (1.0, 2.2)
-MORE_AT_S = 1.7
+LONG_AT_S = (1.5, 4.0)
+MORE_AT_S = 2.5
 TIMEOUT_S = 300.0
 IDS = range(300, 40_000)
 GAPS = """
