@@ -29,7 +29,7 @@ __all__ = [
     "read_tokenizer_metadata",
 ]
 
-Item = TypeVar("Item", str, int)
+Item = TypeVar("Item", str, int, float)
 
 CONTROL_TOKEN = 3
 END_TEXTS = frozenset(
@@ -69,8 +69,8 @@ class ModelSpec:
 class TokenizerMetadata:
     """Where the tokenizer comes from: lists of a GGUF file, or files of a Hugging Face folder.
 
-    model names the GGUF's kind of tokenizer (gpt2 is byte-level BPE); tokens, merges, token_types
-    and pre are the GGUF's and empty for a folder, whose tokenizer.json says all of it.
+    model names the GGUF's kind (gpt2 is byte-level BPE, llama SentencePiece's); tokens, merges,
+    token_types, pre and what stands last are the GGUF's: a folder's tokenizer.json says all of it.
     """
 
     kind: Literal["gguf", "hf"]
@@ -84,6 +84,9 @@ class TokenizerMetadata:
     eos_token: str | None
     add_bos: bool
     folder: str | None
+    scores: tuple[float, ...] = ()
+    unknown_token: str | None = None
+    add_space_prefix: bool = True
 
 
 def read_spec(path: str) -> ModelSpec:
@@ -319,6 +322,9 @@ def _tokenizer_of_gguf(header: GgufHeader) -> TokenizerMetadata:
         eos_token=token("tokenizer.ggml.eos_token_id"),
         add_bos=fields.flag("tokenizer.ggml.add_bos_token"),
         folder=None,
+        scores=_list(fields, "tokenizer.ggml.scores", float),
+        unknown_token=token("tokenizer.ggml.unknown_token_id"),
+        add_space_prefix=fields.content.get("tokenizer.ggml.add_space_prefix") is not False,
     )
 
 

@@ -1,6 +1,6 @@
 """The model's tokenizer: text to ids, and the decoders of ids back to text.
 
-Owns the building of a tokenizers.Tokenizer from a GGUF's lists or a folder's tokenizer.json;
+Owns what a server asks of one, built from a GGUF's lists or a folder's tokenizer.json;
 server/cli.py builds it once at start, request handlers encode with it. Long texts are encoded on
 one thread that lets the event loop run; a text that cannot fit is known by its bytes, unencoded.
 (From a GGUF's lists it takes 60 ms, less than to load a saved one: so nothing is cached on disk.)
@@ -13,19 +13,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar, TypeVarTuple
 
-from tokenizers import (
-    AddedToken,
-    Regex,
-    decoders,
-    models,
-    pre_tokenizers,
-    processors,
-)
 from tokenizers import Tokenizer as Backend
+from tokenizers import decoders
 
 from engine.model_files import brief
 from engine.spec import SpecError, TokenizerMetadata
 from server.detokenizer import ByteDetokenizer, Detokenizer, WindowDetokenizer
+from server.gguf_tokenizer import tokenizer_of_gguf
 
 Args = TypeVarTuple("Args")
 Result = TypeVar("Result")
@@ -33,19 +27,8 @@ Result = TypeVar("Result")
 LONG_CHARS = 64 * 1024
 """Texts above this are encoded off the event loop: about 10 ms of work."""
 
-UNKNOWN, CONTROL, USER_DEFINED = 2, 3, 4
-"""Kinds of token in a GGUF's tokenizer.ggml.token_type that are matched whole."""
-
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
 """How vocabularies with a fallback to bytes spell one."""
-
-LLAMA3_WORDS = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
-    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-GPT2_NAMES = frozenset({"gpt-2", "gpt2", "phi-2"})
-DIGIT_NAMES = frozenset({"smollm", "starcoder", "refact", "command-r"})
-LLAMA3_NAMES = frozenset({"llama-bpe", "llama3", "llama-v3"})
 
 
 class Tokenizer:
@@ -187,7 +170,7 @@ def build_tokenizer(metadata: TokenizerMetadata) -> Tokenizer:
     """Return the model's tokenizer, or raise SpecError naming what cannot be used."""
     if metadata.kind == "gguf":
         try:
-            return Tokenizer(_from_gguf(metadata))
+            return Tokenizer(tokenizer_of_gguf(metadata))
         except (ValueError, TypeError, LookupError) as error:
             line = f"the lists under tokenizer.ggml do not fit together: {brief(error)}"
             raise SpecError(line) from error
@@ -198,55 +181,6 @@ def build_tokenizer(metadata: TokenizerMetadata) -> Tokenizer:
         return Tokenizer(Backend.from_file(str(file)))
     except Exception as error:  # the library raises nothing more precise
         raise SpecError(f"{file}: cannot be used: {brief(error)}") from error
-
-
-def _from_gguf(metadata: TokenizerMetadata) -> Backend:
-    if metadata.model != "gpt2":
-        raise SpecError(
-            f"tokenizer.ggml.model is {metadata.model!r}; only byte-level BPE (gpt2) is supported"
-        )
-    merges = [tuple(merge.split(" ")) for merge in metadata.merges]
-    try:
-        model = models.BPE(
-            vocab={token: id for id, token in enumerate(metadata.tokens)},
-            merges=[(left, right) for left, right in merges],
-            ignore_merges=metadata.pre in LLAMA3_NAMES,
-        )
-    except Exception as error:  # the library raises nothing more precise
-        raise SpecError(f"tokenizer.ggml.merges cannot be used: {brief(error)}") from error
-    backend = Backend(model)
-    whole = [
-        AddedToken(token, special=kind != USER_DEFINED, normalized=False)
-        for token, kind in zip(metadata.tokens, metadata.token_types, strict=True)
-        if kind in (UNKNOWN, CONTROL, USER_DEFINED)
-    ]
-    backend.add_special_tokens([token for token in whole if token.special])
-    backend.add_tokens([token for token in whole if not token.special])
-    backend.pre_tokenizer = _pre_tokenizer(metadata.pre)
-    backend.decoder = decoders.ByteLevel()
-    if metadata.add_bos and metadata.bos_token is not None:
-        bos = metadata.bos_token
-        backend.post_processor = processors.TemplateProcessing(
-            single=f"{bos} $A",
-            special_tokens=[(bos, metadata.tokens.index(bos))],
-        )
-    return backend
-
-
-def _pre_tokenizer(name: str) -> pre_tokenizers.PreTokenizer:
-    """Return how a GGUF's `tokenizer.ggml.pre` splits text before merging (llama.cpp's names)."""
-    if name in GPT2_NAMES:
-        return pre_tokenizers.ByteLevel(add_prefix_space=False)
-    if name in DIGIT_NAMES:
-        digits = pre_tokenizers.Digits(individual_digits=True)
-        byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False)
-        return pre_tokenizers.Sequence([digits, byte_level])
-    if name in LLAMA3_NAMES:
-        words = pre_tokenizers.Split(Regex(LLAMA3_WORDS), behavior="isolated")
-        byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-        return pre_tokenizers.Sequence([words, byte_level])
-    known = ", ".join(sorted(GPT2_NAMES | DIGIT_NAMES | LLAMA3_NAMES))
-    raise SpecError(f"tokenizer.ggml.pre is {name!r}; supported are {known}")
 
 
 def byte_of_char() -> dict[str, int]:

@@ -2,9 +2,11 @@
 
 Owns their configurations, their weights (every bias and norm far from its initial value, or a test
 would not see it), and their GGUF files, named by the gguf package's own table. A model is small
-enough to be made in each test's tmp_path; their tokenizer is tests/tiny.py's.
+enough to be made in each test's tmp_path; their tokenizer is tests/tiny.py's, but in
+Gemma's GGUF files SentencePiece's lists.
 """
 
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,6 +32,7 @@ SIZES: dict[str, Any] = {
     "pad_token_id": 0,
 }
 WINDOW = 12
+SPM_BLANK = "\u2581"
 FULL, SLIDING = "full_attention", "sliding_attention"
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}
 LINEAR = {"rope_type": "linear", "factor": 8.0}
@@ -169,7 +172,10 @@ def write_gguf(file: Path, model: Any) -> Path:
             writer.add_attn_logit_softcapping(config.attn_logit_softcapping)
         if config.final_logit_softcapping:
             writer.add_final_logit_softcapping(config.final_logit_softcapping)
-    tiny.add_gguf_tokenizer(writer, config.vocab_size)
+    if config.model_type.startswith("gemma"):
+        _add_sentencepiece(writer)
+    else:
+        tiny.add_gguf_tokenizer(writer, config.vocab_size)
     names = gguf.get_tensor_name_map(architecture, config.num_hidden_layers)
     for key, weight in model.state_dict().items():
         if key == "lm_head.weight" and config.tie_word_embeddings:
@@ -181,6 +187,35 @@ def write_gguf(file: Path, model: Any) -> Path:
     writer.write_tensors_to_file()
     writer.close()
     return file
+
+
+def _sentencepiece() -> tuple[tuple[str, ...], tuple[int, ...]]:
+    """Return as many tokens as the models have, and their kinds: pieces of the tests' corpus."""
+    tokens = ["<pad>", "<eos>", "<bos>", "<unk>", *(f"<0x{byte:02X}>" for byte in range(256))]
+    text = " ".join(tiny.CORPUS[:3]).replace(" ", SPM_BLANK)
+    pieces: Counter[str] = Counter()
+    for size in (2, 3, 4):
+        pieces.update(text[place : place + size] for place in range(len(text) - size))
+    most = [piece for piece, _ in pieces.most_common(60)]
+    letters = sorted(set("".join(most)))
+    tokens += [*most[: SIZES["vocab_size"] - len(tokens) - len(letters)], *letters]
+    return tuple(tokens), (3, 3, 3, 2, *[6] * 256, *[1] * (len(tokens) - 260))
+
+
+SPM_TOKENS, SPM_TYPES = _sentencepiece()
+
+
+def _add_sentencepiece(writer: gguf.GGUFWriter) -> None:
+    writer.add_tokenizer_model("llama")
+    writer.add_tokenizer_pre("default")
+    writer.add_token_list(list(SPM_TOKENS))
+    writer.add_token_scores([-float(place) for place in range(len(SPM_TOKENS))])
+    writer.add_token_types(list(SPM_TYPES))
+    writer.add_eos_token_id(1)
+    writer.add_bos_token_id(2)
+    writer.add_unk_token_id(3)
+    writer.add_add_bos_token(True)
+    writer.add_add_space_prefix(False)
 
 
 def _add_sizes(writer: gguf.GGUFWriter, config: Any) -> None:

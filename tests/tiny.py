@@ -208,6 +208,11 @@ def write_gguf(
     return file
 
 
+def merges(vocab_size: int = Shape.vocab_size) -> list[tuple[str, str]]:
+    saved = json.loads(tokenizer(vocab_size).to_str())["model"]
+    return [(left, right) for left, right in saved["merges"]]
+
+
 def add_gguf_tokenizer(writer: gguf.GGUFWriter, vocab_size: int) -> None:
     saved = json.loads(tokenizer(vocab_size).to_str())["model"]
     tokens = sorted(saved["vocab"], key=saved["vocab"].__getitem__)
