@@ -40,10 +40,7 @@ class Screen:
         return columns, lines
 
     def __enter__(self) -> Self:
-        if self.keys_from is not None:
-            self._mode = termios.tcgetattr(self.keys_from)
-            tty.setcbreak(self.keys_from)
-        self._write(ENTER)
+        self.enter()
         return self
 
     def __exit__(
@@ -52,6 +49,17 @@ class Screen:
         error: BaseException | None,
         at: TracebackType | None,
     ) -> None:
+        self.leave()
+
+    def enter(self) -> None:
+        """Take the terminal: another screen, and keys one by one."""
+        if self.keys_from is not None:
+            self._mode = termios.tcgetattr(self.keys_from)
+            tty.setcbreak(self.keys_from)
+        self._write(ENTER)
+
+    def leave(self) -> None:
+        """Give the terminal back as it was."""
         try:
             self._write(LEAVE)
         finally:

@@ -7,6 +7,7 @@ top_frame.py. Must never leave the terminal in another mode than it found it in.
 
 import argparse
 import asyncio
+import os
 import signal
 import sys
 import time
@@ -198,6 +199,7 @@ class _Top:
         for number in ENDS:
             loop.add_signal_handler(number, self._end, number)
         loop.add_signal_handler(signal.SIGWINCH, self._woken.set)
+        loop.add_signal_handler(signal.SIGTSTP, self._suspend, screen)
         if screen.keys_from is not None:
             loop.add_reader(screen.keys_from, self._keys, screen)
         try:
@@ -209,6 +211,13 @@ class _Top:
     def _end(self, number: int) -> None:
         self._ended_by = number
         self._quit.set()
+        self._woken.set()
+
+    def _suspend(self, screen: Screen) -> None:
+        """Stop as Ctrl-Z asks, on the shell's own screen; what follows happens after `fg`."""
+        screen.leave()
+        os.kill(os.getpid(), signal.SIGSTOP)
+        screen.enter()
         self._woken.set()
 
     def _keys(self, screen: Screen) -> None:

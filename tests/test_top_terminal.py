@@ -22,7 +22,7 @@ from server.top_command import add_top_flags, run_top_command
 from tests import tiny
 from tests.api import LONG, raw_request
 from tests.pseudo_terminal import Terminal, terminal
-from tests.servers import Server, serving
+from tests.servers import Server, serving, wait
 
 ITERSCOPE = str(Path(sys.executable).parent / "iterscope")
 NAMES = ("first-one", "second-one", "third-one")
@@ -86,6 +86,10 @@ def assert_left_as_found(shown: Terminal) -> None:
     assert written.endswith("\x1b[0m\x1b[?7h\x1b[?25h\x1b[?1049l")
 
 
+def stopped(pid: int) -> bool:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+
+
 def test_a_frame_of_a_busy_server_and_the_way_out(server: Server, load: None) -> None:
     with top(*at(server)) as shown:
         lines = shown.wait(shows("2 running, 1 waiting", "itl      p50"))
@@ -115,6 +119,21 @@ def test_signals_leave_a_sane_terminal(server: Server, load: None, number: int) 
         else:
             shown.process.send_signal(number)
         assert shown.end() == 128 + number
+        assert_left_as_found(shown)
+
+
+def test_a_stop_gives_the_terminal_back_and_goes_on(server: Server, load: None) -> None:
+    """GIVEN Ctrl-Z, THEN the shell has its terminal; after fg the frames go on."""
+    with top(*at(server)) as shown:
+        shown.wait(shows("running 2"))
+        shown.press("\x1a")
+        wait(lambda: not shown.read() and stopped(shown.process.pid), 20)
+        assert_left_as_found(shown)
+        seen = len(shown.written)
+        shown.process.send_signal(signal.SIGCONT)
+        shown.wait(lambda _: shown.written.count(b"\x1b[H", seen) > 3)
+        shown.press("q")
+        assert shown.end() == 0
         assert_left_as_found(shown)
 
 
