@@ -230,7 +230,7 @@ _SCHEDULING = (
         says="40% of the time of requests on a:8000 is spent on clients that do not read.",
         sick={"iterscope_output_stall_seconds_total": 800, "iterscope_output_stalls_total": 20},
         near=(
-            {"iterscope_output_stall_seconds_total": 180},
+            {"iterscope_output_stall_seconds_total": 180, "iterscope_output_stalls_total": 20},
             {
                 "iterscope_output_stall_seconds_total": 800,
                 "iterscope_output_stalls_total": 0.13,  # two in 15 minutes

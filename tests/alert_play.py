@@ -96,7 +96,7 @@ def near_misses(faults: Sequence[Fault]) -> Iterator[dict[str, Any]]:
                 found += series(labels, phases, fault.every)
                 minutes = max(minutes, sum(phase.minutes for phase in phases))
         every = fleet[0].every
-        instants = [(minute, {}) for minute in range(0, minutes, max(5, every))]
+        instants = [(minute, {}) for minute in range(0, minutes, every)]
         yield _test(f"near misses each {every} min", every, found, _expected(instants))
 
 
