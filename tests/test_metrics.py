@@ -29,10 +29,10 @@ Sample = tuple[str, frozenset[tuple[str, str]]]
 class Scrape:
     """One scrape, parsed."""
 
-    def __init__(self, metrics: Metrics) -> None:
-        body, _ = metrics.exposition()
-        self.text = body.decode()
+    def __init__(self, of: Metrics | str) -> None:
+        self.text = of if isinstance(of, str) else of.exposition()[0].decode()
         self.values: dict[Sample, float] = {}
+        self._named: dict[str, list[Sample]] = {}
         for line in self.text.splitlines():
             if not line.startswith("#"):
                 series, _, value = line.rpartition(" ")
@@ -40,12 +40,13 @@ class Scrape:
                 pairs = frozenset(PAIR.findall(labels))
                 assert pairs, line
                 self.values[name, pairs] = float(value)
+                self._named.setdefault(name, []).append((name, pairs))
 
     def __call__(self, name: str, **labels: str) -> float:
         found = [
-            value
-            for (own, pairs), value in self.values.items()
-            if own == name and labels.items() <= dict(pairs).items()
+            self.values[own, pairs]
+            for own, pairs in self._named.get(name, ())
+            if labels.items() <= pairs
         ]
         assert found, f"no {name} {labels}"
         return sum(found)
