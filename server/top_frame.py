@@ -207,10 +207,10 @@ def _tables(picture: Picture, width: int | None, rest: int | None) -> list[Text]
         free = max(0, rest - 2 - (2 if waiting else 0))
         rows_waiting = min(len(waiting), max(free // 3, free - len(running)))
         rows_running = min(len(running), free - rows_waiting)
-    lines = [Text(""), _head(f"running {len(running)}", name, RUNNING_COLUMNS)]
+    lines = [Text(""), _head(f"running {len(running)}", name, RUNNING_COLUMNS, width)]
     lines += _some([_running(row, name) for row in running[:rows_running]], len(running))
     if waiting:
-        lines += [Text(""), _head(f"waiting {len(waiting)}", name, WAITING_COLUMNS)]
+        lines += [Text(""), _head(f"waiting {len(waiting)}", name, WAITING_COLUMNS, width)]
         lines += _some([_waiting(one, name) for one in waiting[:rows_waiting]], len(waiting))
     return lines
 
@@ -223,8 +223,9 @@ def _some(lines: list[Text], total: int) -> list[Text]:
     return [*lines[:-1], Text(f"and {left:,} more", "dim")] if lines else []
 
 
-def _head(first: str, name_cells: int, columns: Sequence[Column]) -> Text:
-    return Text(_cells(first, name_cells, columns, [one.head for one in columns]), "reverse")
+def _head(first: str, name_cells: int, columns: Sequence[Column], width: int | None) -> Text:
+    heads = _cells(first, name_cells, columns, [one.head for one in columns])
+    return Text(heads.ljust(width or 0), "reverse")
 
 
 def _running(row: Row, name_cells: int) -> Text:
