@@ -16,7 +16,9 @@ from kernels.base import AttentionBackend
 from kernels.reference import ReferenceBackend
 from kernels.sdpa import SdpaBackend
 from tests import families
+from tests.api import complete
 from tests.oracle import Part, logits_in_steps, logits_of
+from tests.servers import serving
 from tests.steps import Hand, load
 
 ROWS = [[3 + (7 * index + index * index) % 310 for index in range(count)] for count in (61, 37)]
@@ -79,6 +81,7 @@ def test_the_runners_text_is_that_of_transformers(tmp_path: Path) -> None:
         model = families.oracle(name)
         hand = Hand(load(families.write(tmp_path / name, model), max_model_len=512))
         assert hand.runner.backend == "sdpa"
+        assert "computes llamas alone; this model has " in hand.runner.refusals["native"]
         rows = [hand.add(row, 24) for row in ROWS]
         hand.finish(*rows, outputs=24, chunk=9)
         for row, prompt in zip(rows, ROWS, strict=True):
@@ -97,3 +100,32 @@ def test_bf16_is_near_f32(tmp_path: Path, name: str) -> None:
     folder = families.write(tmp_path / "model", families.oracle(name))
     exact, rough = logits_of(folder, ROWS[0]), logits_of(folder, ROWS[0], "bf16")
     assert 0 < (exact - rough).abs().mean() < 0.03 * exact.std()
+
+
+@pytest.mark.parametrize("name", ["gemma3", "qwen3"])
+def test_a_server_answers_as_transformers_does(tmp_path: Path, name: str) -> None:
+    """Gemma from a GGUF with SentencePiece's lists, Qwen from a folder; text in, text out."""
+    model = families.oracle(name)
+    if name == "gemma3":
+        place = families.write_gguf(tmp_path / "model.gguf", model)
+    else:
+        place = families.write(tmp_path / "model", model)
+    with serving(
+        tmp_path, place, "--max-num-batched-tokens", "16", "--max-num-seqs", "8"
+    ) as server:
+        asked = {
+            "prompt": "A request waits, runs, is preempted, runs again and is finished.",
+            "max_tokens": 20,
+        }
+        answer = complete(server, asked | {"ignore_eos": True})["choices"][0]
+    prompt = answer["prompt_token_ids"]
+    assert len(prompt) > 2 * families.WINDOW
+    with torch.inference_mode():
+        text = model.generate(
+            torch.tensor([prompt]),
+            max_new_tokens=20,
+            do_sample=False,
+            eos_token_id=None,
+            pad_token_id=0,
+        )
+    assert prompt + answer["token_ids"] == text[0].tolist()
