@@ -67,8 +67,8 @@ export function readPage({ columns, rows, truncated }) {
 }
 
 // What a Store is fed: a hello with what lived when the window began, then every record of it in
-// its place, losses too. parts: {kind: [{seq, record}]}; lost: [[from, to, count]]; earlier: rows of
-// BEFORE as objects.
+// its place, losses too. parts: {kind: [{seq, record}]}; lost: [[from, to, count]]; earlier: the
+// rows of BEFORE as objects.
 export function replay(parts, lost, from_ns, earlier = []) {
   const first = parts.iteration[0]?.seq ?? Infinity;
   const runs = parts.run.filter(({ seq }) => seq < first);

@@ -11,8 +11,9 @@ const BROKE = 'The server broke off: it is gone, or the file is too large for it
 // bytesMax: what the server takes at most; onProgress(share). Resolves to {name, bytes}.
 export function send(url, file, { bytesMax = Infinity, onProgress = () => {} } = {}) {
   if (file.size > bytesMax) {
-    const words = `${int(file.size / MIB)} MiB; this server takes at most ${int(bytesMax / MIB)} MiB`;
-    return Promise.reject(new ApiError(`${words} (--file-bytes-max).`, { status: 413 }));
+    const [size, most] = [file.size, bytesMax].map((bytes) => `${int(bytes / MIB)} MiB`);
+    const words = `${size}; this server takes at most ${most} (--file-bytes-max).`;
+    return Promise.reject(new ApiError(words, { status: 413 }));
   }
   return new Promise((resolve, reject) => {
     const request = new XMLHttpRequest();
