@@ -75,12 +75,12 @@ class Prometheus(Server):
 
     def wait_scrapes(self, count: int, deadline_s: float = WAIT_S) -> None:
         """Wait until each target was scraped so many times more, and rules had their turn."""
-        begin = f"{time.time():.3f}"
-        counted = f'count_over_time(up{{job="{JOB}"}}[{deadline_s * 2:.0f}s]) '
+        begin = time.time()
 
         def enough() -> bool:
-            now, before = self.query(counted), self.query(counted, time=begin)
-            return bool(now) and sum(s.value for s in now) - sum(s.value for s in before) >= count
+            since = round((time.time() - begin) * 1000) + 1
+            counted = self.query(f'count_over_time(up{{job="{JOB}"}}[{since}ms])')
+            return bool(counted) and all(one.value >= count for one in counted)
 
         self.wait(enough, deadline_s)
 
