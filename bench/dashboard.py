@@ -28,7 +28,6 @@ PAGES = Path(__file__).resolve().parent.parent / "dashboard"
 TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css"}
 FLAGS = ("--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking")
 HOUR_STEPS_PER_S = 1000 / 30
-SIZE = {"width": 1440, "height": 900}
 WARM_S = 8
 PROBE = Path(__file__).parent / "data" / "dashboard_probe.js"
 
@@ -189,8 +188,10 @@ def main() -> int:
     parser.add_argument("--seconds", type=int, default=30)
     parser.add_argument("--lanes", type=int, default=256)
     parser.add_argument("--steps-per-s", type=int, default=200)
+    parser.add_argument("--size", default="1440x900", help="of the page, in CSS pixels")
     parser.add_argument("--screenshot", type=Path)
     flags = parser.parse_args()
+    width, _, height = flags.size.partition("x")
     shape = Shape(
         lanes=flags.lanes, steps_per_s=flags.steps_per_s, seconds=flags.seconds + WARM_S + 10
     )
@@ -198,7 +199,8 @@ def main() -> int:
         path = Path(folder) / "stream"
         recording = Recording(path, *write(path, shape))
         with served(recording) as url, chromium() as browser:
-            page = browser.new_page(viewport=SIZE, color_scheme="dark")  # type: ignore[arg-type]
+            size: Any = {"width": int(width), "height": int(height)}
+            page = browser.new_page(viewport=size, color_scheme="dark")
             page.goto(url)
             found = watch(page, flags.seconds)
             if flags.screenshot:
