@@ -31,7 +31,11 @@ class Histogram:
         index = bisect_left(self.edges, value)
         self.counts[index] += times
         self.sum += value * times
-        self.marks[index] = (request_id, value, at_ns)
+        # Ends are told in their own order, not in that of what they tell of; an exemplar that went
+        # back in time would be dropped by Prometheus, with a warning at every scrape.
+        mark = self.marks[index]
+        if mark is None or at_ns >= mark[2]:
+            self.marks[index] = (request_id, value, at_ns)
 
 
 Value = float | Histogram

@@ -13,6 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families as plain_fam
 
 from telemetry.bus import Bus
 from telemetry.metric_spec import BASE_LABELS, MetricSpec
+from telemetry.histogram import Histogram
 from telemetry.metric_table import METRICS
 from telemetry.metrics import Metrics, Outside
 from telemetry.records import (
@@ -240,3 +241,12 @@ def test_openmetrics_carries_the_request_of_each_latency() -> None:
         assert exemplar.value == 3.000000001
         assert float(exemplar.timestamp) == 2_000_000_003.0
     assert b"#" not in metrics.exposition()[0].replace(b"# HELP", b"").replace(b"# TYPE", b"")
+
+
+def test_an_exemplar_never_goes_back_in_time() -> None:
+    """Prometheus drops one that does, and warns at every scrape until a newer one comes."""
+    histogram = Histogram((1.0,))
+    for request, at_ns in (("late", 30), ("told last", 20)):
+        histogram.observe_of(request, 0.5, at_ns)
+    assert histogram.marks == [("late", 0.5, 30), None]
+    assert histogram.counts == [2, 0]
