@@ -4,8 +4,8 @@
 -- unit: ratio
 -- chart: table
 -- window: yes
--- parameter: error_max number 0..1000000 = 0.4; mean error over mean step time: a tenth on a
---   machine of its own, a third where others share its cores; beyond, the split is a guess
+-- parameter: error_max number 0..1000000 = 0.5; mean error over mean step time: a tenth on a
+--   machine of its own, two fifths where others share its cores; beyond, the split is a guess
 -- parameter: steps_min number 1..1000000000 = 200; a fit of fewer steps is a first guess, of an
 --   engine that is not warm yet
 WITH fitted AS (
