@@ -13,6 +13,8 @@ from engine.family import FAMILIES, Form, family_of_folder
 from engine.model_files import Fields, GgufHeader, GgufTensor, SpecError
 from engine.names import GEMMA_FOLDER_NAMES, GGUF_HALVES_NAMES, GGUF_NAMES
 from engine.spec import _spec_of_gguf, read_spec
+from engine.weights import attention_shape
+from kernels.base import beyond_a_llama
 from tests import tiny
 
 FULL, SLIDING = "full_attention", "sliding_attention"
@@ -99,6 +101,86 @@ def test_a_field_that_means_something_else_is_named(
     tmp_path: Path, kind: str, values: dict[str, Any], cause: str
 ) -> None:
     assert cause in refusal(tmp_path, kind, **values)
+
+
+PUBLISHED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "Llama 3.2 1B": (
+        {
+            **{
+                "model_type": "llama",
+                "head_dim": 64,
+                "hidden_act": "silu",
+                "attention_bias": False,
+            },
+            **{"hidden_size": 2048, "num_attention_heads": 32, "num_key_value_heads": 8},
+            **{"num_hidden_layers": 16, "mlp_bias": False, "tie_word_embeddings": True},
+            "rope_scaling": {
+                **{"factor": 32.0, "high_freq_factor": 4.0, "low_freq_factor": 1.0},
+                **{"original_max_position_embeddings": 8192, "rope_type": "llama3"},
+            },
+        },
+        {"windows": (), "beyond": ()},
+    ),
+    "Mistral 7B v0.1": (
+        {
+            **{"model_type": "mistral", "hidden_size": 4096, "num_attention_heads": 32},
+            **{"num_hidden_layers": 2, "num_key_value_heads": 8, "sliding_window": 4096},
+        },
+        {"windows": (4096, 4096), "beyond": ()},
+    ),
+    "Mistral 7B v0.3": (
+        {
+            **{"model_type": "mistral", "hidden_size": 4096, "num_attention_heads": 32},
+            **{"num_hidden_layers": 2, "num_key_value_heads": 8, "sliding_window": None},
+        },
+        {"windows": (), "beyond": ()},
+    ),
+    "Qwen2.5 0.5B": (
+        {
+            **{"model_type": "qwen2", "hidden_size": 896, "num_attention_heads": 14},
+            **{"num_key_value_heads": 2, "num_hidden_layers": 24, "max_window_layers": 24},
+            **{"sliding_window": 32768, "use_sliding_window": False, "tie_word_embeddings": True},
+        },
+        {"windows": (), "beyond": ("biases",)},
+    ),
+    "Qwen3 0.6B": (
+        {
+            **{"model_type": "qwen3", "hidden_size": 1024, "num_attention_heads": 16},
+            **{"num_key_value_heads": 8, "head_dim": 128, "num_hidden_layers": 28},
+            **{"attention_bias": False, "max_window_layers": 28, "rope_scaling": None},
+            **{"sliding_window": None, "use_sliding_window": False, "tie_word_embeddings": True},
+        },
+        {"windows": (), "beyond": ("norms of heads",)},
+    ),
+    "Gemma 3 1B": (
+        {
+            **{"model_type": "gemma3_text", "hidden_size": 1152, "num_attention_heads": 4},
+            **{"num_key_value_heads": 1, "head_dim": 256, "num_hidden_layers": 26},
+            **{"attn_logit_softcapping": None, "final_logit_softcapping": None},
+            **{"query_pre_attn_scalar": 256, "rope_local_base_freq": 10000, "rope_scaling": None},
+            **{"rope_theta": 1000000, "sliding_window": 512, "sliding_window_pattern": 6},
+        },
+        {
+            "windows": ((*(512,) * 5, 0) * 5)[:26],
+            "beyond": (
+                *("norms of heads", "norms of what layers add", "gelu"),
+                *("scaled embeddings", "two ropes"),
+            ),
+        },
+    ),
+}
+"""Parts of configurations as their authors publish them, and what is to be read of them."""
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_configurations_are_read(tmp_path: Path, name: str) -> None:
+    config, expected = PUBLISHED[name]
+    sizes = {"intermediate_size": 64, "vocab_size": 320, "max_position_embeddings": 131072}
+    tiny.write_json(tmp_path / "config.json", sizes | config)
+    shape = attention_shape(read_spec(str(tmp_path)))
+    assert (shape.windows, shape.beyond) == (expected["windows"], expected["beyond"])
+    assert (shape.scale, shape.cap) == (None, None)
+    assert bool(beyond_a_llama(shape)) == bool(shape.windows or shape.beyond)
 
 
 # ---- GGUF
