@@ -163,7 +163,8 @@ export class Console {
     const { query } = this;
     this.editor.mark(null);
     this.element.setAttribute('aria-busy', 'true');
-    put(this.status, make('span', { class: 'hush', text: 'Asking…' }));
+    const stop = make('button', { class: 'quiet', text: 'Stop', onclick: () => this.stop() });
+    put(this.status, make('span', { class: 'hush', text: 'Asking…' }), stop);
     try {
       const answer = query
         ? await this.asker().named(query.name, bodyOf(query, this.values(), this.place()), {
@@ -178,6 +179,14 @@ export class Console {
 
   leave() {
     this.abort?.abort();
+  }
+
+  // The server ends a query whose reader has left.
+  stop() {
+    this.abort?.abort();
+    this.element.removeAttribute('aria-busy');
+    put(this.status, make('span', { class: 'hush', text: 'Stopped.' }));
+    this.clear();
   }
 
   clear() {
