@@ -9,8 +9,10 @@ import csv
 import io
 import math
 import threading
+import time
 import tomllib
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +38,19 @@ GROWS = (
 """What has happened before anything is asked."""
 
 
+@dataclass(frozen=True)
+class Places:
+    """The server, the Prometheus over it, and the instant, unix s, at which the load ended."""
+
+    server: Server
+    asked: Prometheus
+    at: float
+
+    def has_data(self, expr: str) -> bool:
+        """Tell whether an expression had a value when the load ended, however late it is asked."""
+        return any(not math.isnan(one.value) for one in self.asked.query(expr, time=self.at))
+
+
 @pytest.fixture(scope="module")
 def without() -> dict[str, str]:
     listed = tomllib.loads(WITHOUT.read_text(encoding="utf-8"))["without"]
@@ -44,7 +59,7 @@ def without() -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def places(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, Prometheus]]:
+def places(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Places]:
     folder = tmp_path_factory.mktemp("dashboards")
     model = tiny.write(folder / "tiny")
     flags = (
@@ -60,9 +75,10 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, P
     ):
         asked.wait_scraped("iterscope_requests")
         with under_load(server):
-            asked.wait(lambda: all(grown(asked, counter) for counter in GROWS))
+            asked.wait(lambda: all(grown(asked, counter) for counter in GROWS), 60)
             asked.wait_scrapes(8)
-        yield server, asked
+            places = Places(server, asked, time.time())
+        yield places
 
 
 def grown(asked: Prometheus, counter: str) -> bool:
@@ -100,17 +116,10 @@ class under_load:  # noqa: N801
                     self.stop.wait(0.05)
 
 
-def has_data(asked: Prometheus, expr: str) -> bool:
-    return any(not math.isnan(sample.value) for sample in asked.query(expr))
-
-
 @pytest.mark.parametrize("name", FILES)
-def test_every_expression_returns_data(
-    name: str, places: tuple[Server, Prometheus], without: dict[str, str]
-) -> None:
-    _, asked = places
+def test_every_expression_returns_data(name: str, places: Places, without: dict[str, str]) -> None:
     every = {plain(expr): substituted(expr, WINDOW) for expr in expressions(read(name))}
-    empty = {expr for expr, sent in every.items() if not has_data(asked, sent)}
+    empty = {expr for expr, sent in every.items() if not places.has_data(sent)}
     listed = {expr for expr in every if expr in without}
     assert empty - listed == set(), "without data, and not in tests/data/without_data.toml"
     assert listed - empty == set(), "listed as without data, and has some"
@@ -129,8 +138,8 @@ def test_what_is_listed_as_without_data_is_asked(without: dict[str, str]) -> Non
     assert set(without) <= every
 
 
-def test_every_variable_offers_what_there_is(places: tuple[Server, Prometheus]) -> None:
-    _, asked = places
+def test_every_variable_offers_what_there_is(places: Places) -> None:
+    asked = places.asked
     for label in ("model_name", "engine", "instance"):
         values = asked.api(f"label/{label}/values", **{"match[]": "iterscope_requests"})
         assert len(values) == 1, label
@@ -143,10 +152,10 @@ def questions() -> Iterator[dict[str, Any]]:
 
 @pytest.mark.parametrize("target", list(questions()), ids=lambda target: target["url"])
 def test_sql_answers_as_the_panel_expects(
-    target: dict[str, Any], places: tuple[Server, Prometheus], without: dict[str, str]
+    target: dict[str, Any], places: Places, without: dict[str, str]
 ) -> None:
     """GIVEN the POST that Infinity makes, THEN its CSV has the columns, and rows."""
-    server, _ = places
+    server = places.server
     options = target["url_options"]
     [free] = [
         one["current"]["value"]
@@ -202,10 +211,9 @@ def vllm_example() -> Iterator[str]:
     yield f"rate(vllm:request_max_num_generation_tokens_sum{only}[{WINDOW}])"
 
 
-def test_vllms_example_dashboard_works(places: tuple[Server, Prometheus]) -> None:
-    _, asked = places
+def test_vllms_example_dashboard_works(places: Places) -> None:
     every = list(vllm_example())
     assert len(every) == 27
-    assert [expr for expr in every if not has_data(asked, expr)] == []
-    models = asked.api("label/model_name/values", **{"match[]": '{__name__=~"vllm:.*"}'})
+    assert [expr for expr in every if not places.has_data(expr)] == []
+    models = places.asked.api("label/model_name/values", **{"match[]": '{__name__=~"vllm:.*"}'})
     assert len(models) == 1

@@ -38,7 +38,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def server(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     folder = tmp_path_factory.mktemp("served")
     flags = ("--max-num-seqs=2", f"--api-key={KEY}", f"--history={folder / 'history'}")
-    with serving(folder, model, *flags, parrot=True, beat_ms=20) as running:
+    with serving(folder, model, *flags, parrot=True, beat_ms=50) as running:
         yield running
 
 
@@ -145,7 +145,7 @@ def test_a_script_gets_one_plain_frame(server: Server, load: None) -> None:
     assert len([line for line in found.stdout.splitlines() if " acme " in line]) == 3
     body = json.loads(run(*at(server), "--json").stdout)
     assert [row["external_id"] for row in body["running"]] == ["first-one", "second-one"]
-    assert body["rates"]["iterations_per_s"] == pytest.approx(50, rel=0.9)
+    assert body["rates"]["iterations_per_s"] == pytest.approx(20, rel=0.9)
     assert body["kv"]["used"] > 0
 
 
