@@ -12,8 +12,8 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as plain_families
 
 from telemetry.bus import Bus
-from telemetry.metric_spec import BASE_LABELS, MetricSpec
 from telemetry.histogram import Histogram
+from telemetry.metric_spec import BASE_LABELS, MetricSpec
 from telemetry.metric_table import METRICS
 from telemetry.metrics import Metrics, Outside
 from telemetry.records import (
