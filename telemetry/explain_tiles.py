@@ -81,7 +81,10 @@ def bounds(
         return Bounds(received, submitted, arrived, through, through, through)
     freed = max(arrived, end.released_at_ns if end.freed_at_ns is None else end.freed_at_ns)
     last = written
-    if last is None or end.finish not in ("stop", "length"):
+    # A client that left while the engine went on to an end of its own, with no abort in time, has
+    # not got what it asked for: its last write may lie any number of steps before that end.
+    left = written is not None and written < end.decided_at_ns and not end.cancel_requested_at_ns
+    if last is None or left or end.finish not in ("stop", "length"):
         last = max(freed, written or 0)
     stop = min(freed, max(arrived, last))
     return Bounds(received, submitted, arrived, min(end.decided_at_ns, stop), stop, max(stop, last))

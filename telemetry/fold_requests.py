@@ -139,7 +139,9 @@ class RequestFold:
 
     def cause(self, record: RequestCause) -> None:
         """Add one part of a life that is over."""
-        self._causes_ns[record.cause] += record.ns
+        # What a life with lost iterations had may be told a little too much, and its rest below 0
+        # then; a counter never falls.
+        self._causes_ns[record.cause] += max(0, record.ns)
 
     def share(self, record: RequestShare) -> None:
         """Add what a life that is over had of the device."""

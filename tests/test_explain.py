@@ -176,6 +176,22 @@ def test_the_first_in_line_waits_for_those_that_run() -> None:
     assert first == second == life.totals()["queue_seqs"] / 2
 
 
+def test_a_client_that_leaves_long_before_its_answer_ends_lives_as_long_as_that() -> None:
+    """Nobody aborted in time: its last write lies more steps back than the fold remembers."""
+    simulation, emit = published(kv_blocks=32)
+    emit.deliver = False
+    simulation.add("A", 8, 40)
+    simulation.drain()
+    (end,) = emit.ends.values()
+    third = emit.iterations[2].end_at_ns
+    emit.publish_delivery(end, first_write_at_ns=third - 10, last_write_at_ns=third)
+    told = Told(emit.bus).advance().causes[end.request]
+    _, walk = walked(emit.bus, end.request_id)
+    assert told == walk.totals()
+    assert min(told.values()) > 0
+    assert sum(told.values()) == (end.freed_at_ns or 0) - emit.deliveries[1].received_at_ns
+
+
 @pytest.mark.parametrize("batching", BATCHING_MODES)
 def test_loop_depth_2_in_every_mode(batching: str) -> None:
     simulation, emit = published(depth=2, batching=batching, kv_blocks=16)
