@@ -18,15 +18,18 @@ from pathlib import Path
 from typing import Any
 
 from bench.counterfactual import DEMO_MODEL, Recorder
+from bench.floor import decode_s, measure, prefill_s
 from bench.machine import StolenTime, describe
 from engine.build import build
 from engine.config import EngineConfig
 from engine.core import Core
 from engine.messages import SamplingParams, Submit
+from engine.spec import read_spec
 
 GREEDY = SamplingParams(temperature=0.0, ignore_eos=True)
 FIRST_ID, LAST_ID = 300, 49_000
 CONTEXT = 256
+PROMPT = 512
 ANSWER = 64
 MIX_REQUESTS = 64
 MIX_SEED = 1234
@@ -115,6 +118,20 @@ class Bench:
             core.step()
 
 
+def floor_ratios(dtype: str, medians: dict[str, float]) -> dict[str, float]:
+    """Return what share of the machine's floor each figure comes to; 1 is the floor itself."""
+    spec, machine = read_spec(str(DEMO_MODEL)), measure(dtype)
+    floors = {
+        f"{name}_tok_s": rows / decode_s(spec, dtype, machine, rows=rows, context=CONTEXT)
+        for name, rows in (("single", 1), ("batch8", 8), ("batch32", 32), ("batch64", 64))
+    }
+    floors["prefill_tok_s"] = PROMPT / prefill_s(spec, machine, PROMPT)
+    return {
+        name.replace("_tok_s", "_floor_ratio"): medians[name] / floor
+        for name, floor in floors.items()
+    }
+
+
 def main() -> int:
     """Measure, round after round."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -130,7 +147,7 @@ def main() -> int:
         "batch8_tok_s": lambda: bench.decoding(8),
         "batch32_tok_s": lambda: bench.decoding(32),
         "batch64_tok_s": lambda: bench.decoding(64),
-        "prefill_tok_s": lambda: bench.prefill(512),
+        "prefill_tok_s": lambda: bench.prefill(PROMPT),
         "offline_tok_s": bench.mix,
     }
     found: dict[str, list[float]] = {name: [] for name in measures}
@@ -142,9 +159,13 @@ def main() -> int:
     print(f"{told['dtype']} on {told['backend']}, medians of {flags.rounds}")
     for name, rates in found.items():
         print(f"{name:16}{statistics.median(rates):9.0f}   {min(rates):.0f} to {max(rates):.0f}")
+    medians = {name: statistics.median(rates) for name, rates in found.items()}
+    ratios = floor_ratios(bench.run.dtype, medians)
+    for name, ratio in ratios.items():
+        print(f"{name:28}{ratio:6.2f}")
     if flags.json:
-        medians = {name: statistics.median(rates) for name, rates in found.items()}
-        flags.json.write_text(json.dumps(told | medians | {"rounds": found} | describe(stolen)))
+        report = told | medians | ratios | {"rounds": found} | describe(stolen)
+        flags.json.write_text(json.dumps(report))
     return 0
 
 
