@@ -40,6 +40,7 @@ from server.prompts import Prompts
 from server.queue import Queue, limits_of
 from server.recording import build_recorder
 from server.served_model import Model
+from server.telemetry_stream import LABEL as STREAM_LABEL
 from server.traffic import Traffic
 from server.watchdog import Watchdog
 from telemetry.bus import Bus
@@ -53,6 +54,8 @@ ENGINE_S = 5.0
 KEEPALIVE_S = 30
 CUT_S = 2.0
 """How long ended streams get to write their last event."""
+LAST_WORDS_S = 0.3
+"""How long a page gets to read the ends of the last requests: some periods of its stream."""
 
 
 class StartError(Exception):
@@ -330,6 +333,8 @@ class Life:
         context = self._context
         context.generations.admitting = False
         self._connections.cut_unfinished()
+        if context.bus.readers().get(STREAM_LABEL):
+            await asyncio.sleep(LAST_WORDS_S)
         # The method and not the flag: the library of the telemetry stream hooks into it, and
         # would otherwise keep its streams open until uvicorn loses patience.
         self._web.handle_exit(signal.SIGTERM, None)
