@@ -152,4 +152,5 @@ def refusal(error: QueryError) -> Response:
         "position": error.position,
     }
     content = msgspec.json.encode({"error": body})
-    return Response(content, 408 if late else 400, media_type="application/json")
+    # Not 408: a browser takes that for a connection that timed out, and sends the query once more.
+    return Response(content, 400, media_type="application/json")

@@ -85,9 +85,9 @@ export class Live {
 
   frame(now_ms, elapsed_ms) {
     const { app, store, score } = this;
-    if (score.rem !== this.rem) {
-      this.rem = score.rem;
+    if (score.sized !== this.sized) {
       this.resize();
+      this.sized = score.sized;
     }
     const edge_ns = app.clock.edgeNs(now_ms, store.columns.newestNs, this.moving);
     score.silence(...this.silent(now_ms));
@@ -174,7 +174,8 @@ export class Live {
 
   minutes() {
     const { app, store } = this;
-    if (this.rem) this.ended.measure(this.rem); // the panels above it change their height
+    const { rem } = this.score;
+    if (rem) this.ended.measure(rem); // the panels above it change their height
     this.ended.update(store);
     const now_ns = app.nowNs(performance.now());
     const heard_ns = app.linkState === 'disconnected' ? app.heardNs : now_ns;

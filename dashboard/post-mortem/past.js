@@ -191,9 +191,9 @@ export class Past {
   }
 
   frame(now_ms, elapsed_ms) {
-    if (this.score.rem !== this.rem) {
-      this.rem = this.score.rem;
+    if (this.score.sized !== this.sized) {
       this.resize();
+      this.sized = this.score.sized;
     }
     this.score.frame(now_ms, elapsed_ms);
   }

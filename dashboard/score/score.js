@@ -24,6 +24,7 @@ export class Score {
   constructor({ store, view, mine = NOBODY, past = false, onSelect, onHover }) {
     Object.assign(this, { store, view, past, onSelect, onHover });
     this.selected = this.hovered = this.cursorIndex = null;
+    this.sized = 0; // how often its size was read; what stands beside it follows
     this.tools = toolbar({
       onFollow: past ? null : () => this.toggle(),
       onZoom: (factor) => this.zoom(factor),
@@ -163,6 +164,7 @@ export class Score {
     const width = this.stage.score.clientWidth;
     if (!width || !this.colours) return;
     this.view.fit(width, this.rem ? 1 : rem / 13);
+    this.sized++;
     const grown = this.rem !== rem;
     this.rem = rem;
     this.lanes.measure(rem);
