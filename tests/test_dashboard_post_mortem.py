@@ -46,6 +46,19 @@ PAINTED = """() => [...document.querySelectorAll('.score canvas')].reduce((sum, 
     for (let i = 3; i < data.length; i += 4) marked += data[i] > 127;
     return sum + marked;
 }, 0)"""
+DONE = f"""() => {{
+    // What each step drew of whom: slices by kind, and who stood preempted.
+    const {{columns: c}} = {PAST}.store, steps = {{}};
+    for (let i = c.first; i < c.count; i++) {{
+        const found = [];
+        for (let k = 0; k < c.ops(i); k++) {{
+            const op = c.op(i, k), kind = c.opKind[op];
+            if (kind <= 2 || kind === 6) found.push([kind, c.opRequest[op]]);
+        }}
+        steps[c.step[c.slot(i)]] = found.sort((a, b) => a[1] - b[1]);
+    }}
+    return steps;
+}}"""
 HALF = """() => {
     const {page} = iterscope.router, [from, to] = page.window;
     page.choose([from, (from + to) / 2], true);
@@ -188,6 +201,34 @@ def test_a_recorded_file_is_brought_and_its_losses_are_holes(
     )
     assert [seen["iterations"], seen["rows"]] == [steps, rows]
     assert page.evaluate(f"{PAST}.store.columns.hole.some((hole) => hole)")
+
+
+def test_who_was_preempted_before_a_window_is_told_apart_in_it(
+    page: Page, server: Server, tmp_path: Path
+) -> None:
+    file = bring(server, write_file(tmp_path / "t.duckdb", placed(preemption_thrash(), "thrash")))
+    visit(page, server, f"#/post-mortem?file={file}")
+    until(page, DRAWN)
+    page.get_by_role("button", name="2 h").click()
+    [[steps]] = sql(server, "SELECT count(*) FROM iteration", file=file)
+    until(page, f"{PAST}.store.columns.count === {steps}")
+    whole = page.evaluate(DONE)
+    [[began, ended]] = sql(
+        server,
+        "SELECT min(i.begin_at_ns // 1000), max(i.end_at_ns // 1000) + 1 FROM iteration i",
+        file=file,
+    )
+    [[zero]] = sql(server, "SELECT started_unix_us FROM run", file=file)
+    kinds: set[int] = set()
+    for share in (0.25, 0.4, 0.55, 0.7):
+        at = zero + round(began + share * (ended - began))
+        page.evaluate(f"iterscope.router.page.choose([{at}, {zero + ended}], true)")
+        until(page, f"{PAST}.store.columns.count < {steps} && ({DRAWN})")
+        steps = page.evaluate(f"{PAST}.store.columns.count")
+        part = page.evaluate(DONE)
+        assert part == {step: whole[step] for step in part}
+        kinds |= {kind for found in part.values() for kind, _ in found}
+    assert {2, 6} <= kinds, "some computed again, some stood preempted"
 
 
 def test_what_is_too_much_for_a_picture_is_said_and_can_be_narrowed(

@@ -187,22 +187,25 @@ def test_a_thousand_in_flight_are_counted_and_found(page: Page, server: Server) 
     expect(finder).to_contain_text("cmpl-0777")
 
 
-def test_lists_of_ended_requests_need_no_history(page: Page, model: Path, tmp_path: Path) -> None:
-    with serving(tmp_path, model) as server:
+def test_a_server_without_a_history_that_shows_prompts_and_lets_no_page_send_any(
+    page: Page, model: Path, tmp_path: Path
+) -> None:
+    """Three settings at once: lists need no history, prompts are shown where the operator says."""
+    with serving(tmp_path, model, "--show-prompts", "--no-try-it", parrot=True) as server:
         page.goto(f"{server.url}/dashboard/#/request")
         expect(page.locator("#link")).to_contain_text("live", timeout=WAIT_MS)
         expect(page.locator(".finder")).to_contain_text("Nothing has ended on this server yet.")
-        name = complete(server)
+        name = complete(server, CANARY)
         page.get_by_role("button", name="newest").click()
         expect(page.locator(".finder")).to_contain_text(name)
-
-
-def test_prompts_are_shown_where_the_operator_says_so(
-    page: Page, model: Path, tmp_path: Path
-) -> None:
-    with serving(tmp_path, model, "--show-prompts") as server:
-        open_request(page, server, complete(server, CANARY))
+        open_request(page, server, name)
         expect(page.locator(".req-prompt")).to_have_text(CANARY)
+        page.get_by_role("link", name="Try it").click()
+        expect(page.locator(".traffic")).to_contain_text("does not let its page send prompts")
+        expect(page.get_by_role("button", name="Start")).to_have_count(0)
+        page.get_by_role("link", name="Live").click()
+        expect(page.locator(".side .try")).to_contain_text("is off (see --try-it)")
+        expect(page.get_by_role("button", name="Send")).to_have_count(0)
 
 
 def test_traffic_starts_goes_on_in_another_view_and_stops(page: Page, server: Server) -> None:
@@ -226,13 +229,3 @@ def test_traffic_starts_goes_on_in_another_view_and_stops(page: Page, server: Se
     sent = page.evaluate("iterscope.generator.sent")
     begun = page.locator(".try-figures dd").nth(2)
     expect(begun).to_have_text(str(sent))
-
-
-def test_a_server_that_says_no_offers_nothing(page: Page, model: Path, tmp_path: Path) -> None:
-    with serving(tmp_path, model, "--no-try-it", parrot=True) as server:
-        page.goto(f"{server.url}/dashboard/#/try")
-        expect(page.locator(".traffic")).to_contain_text("does not let its page send prompts")
-        expect(page.get_by_role("button", name="Start")).to_have_count(0)
-        page.get_by_role("link", name="Live").click()
-        expect(page.locator(".side .try")).to_contain_text("is off (see --try-it)")
-        expect(page.get_by_role("button", name="Send")).to_have_count(0)

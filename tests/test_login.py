@@ -15,7 +15,7 @@ import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, expect
 
 from tests import tiny
-from tests.browser import chromium
+from tests.browser import CALM, chromium
 from tests.servers import Server, answers, serving
 
 KEY = "operator-" + "k" * 24
@@ -50,7 +50,8 @@ ATTACKS = """async (url) => {
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     folder = tmp_path_factory.mktemp("login")
     flags = ("--api-key", KEY)
-    with serving(folder, tiny.write(folder / "model"), *flags, ready=False) as running:
+    model = tiny.write(folder / "model")
+    with serving(folder, model, *flags, ready=False, parrot=True) as running:
         running.wait(lambda: answers(running, "/ready"), 60)
         yield running
 
@@ -65,6 +66,7 @@ def browser() -> Iterator[Browser]:
 def context(browser: Browser) -> Iterator[BrowserContext]:
     made = browser.new_context()
     made.set_default_timeout(WAIT_MS)
+    made.add_init_script(CALM)
     yield made
     made.close()
 
