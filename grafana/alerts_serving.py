@@ -89,12 +89,13 @@ _AVAILABILITY = (
         severity="page",
         value="iterscope_engine_stalled_seconds",
         above=15,
+        where=("iterscope_engine_up > 0",),  # one that loads from a slow disk has no requests yet
         for_s=0,
         shown="duration",
         summary="The engine of {instance} has work and has not moved for {value}.",
         query="slowest_steps",
         fires_on="work pending and no sign of progress for 15 s (the limit of /health)",
-        silent_on="an idle engine; a long step, which beats at each layer",
+        silent_on="an idle engine; one that is loaded; a long step, which beats at each layer",
     ),
     Alert(
         name="IterscopeEngineRestarting",

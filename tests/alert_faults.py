@@ -101,7 +101,10 @@ _SERVING = (
         labels=ENGINE | PAGE,
         says="The engine of a:8000 has work and has not moved for 42s.",
         sick={"iterscope_engine_stalled_seconds": 42},
-        near=({"iterscope_engine_stalled_seconds": 13.5},),
+        near=(
+            {"iterscope_engine_stalled_seconds": 13.5},
+            {"iterscope_engine_stalled_seconds": 300, "iterscope_engine_up": 0},  # it is loaded
+        ),
         minutes=1,
     ),
     Fault(
