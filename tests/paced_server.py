@@ -43,10 +43,12 @@ class PacedStep:
 class PacedRunner:
     """Samples for each row the next token of its own prompt, the first after the last."""
 
-    def __init__(self, step_ns: int) -> None:
+    def __init__(self, step_ns: int, beat: Callable[[], None]) -> None:
         self._step_ns = step_ns
+        self._beat = beat
 
     def run(self, plan: Plan) -> PacedStep:
+        self._beat()  # as a model does at each layer: an engine without a pulse is ended as hung
         tokens = []
         for row, request in enumerate(plan.rows):
             if plan.samples[row]:
@@ -80,7 +82,7 @@ def build(
         eos_ids=spec.eos_ids,
     )
     core = Core(
-        scheduler=scheduler, runner=PacedRunner(step_ns), clock=clock, emit=emit, times=times
+        scheduler=scheduler, runner=PacedRunner(step_ns, beat), clock=clock, emit=emit, times=times
     )
     return core, Run(
         replica="",
