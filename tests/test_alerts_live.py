@@ -20,7 +20,7 @@ import pytest
 from grafana import alert_files
 from grafana.alerts import ALERTS, GROUPS
 from grafana.recordings import RECORDINGS
-from tests import tiny
+from tests import kv_squeeze, tiny
 from tests.api import ids, post
 from tests.prometheus import EVERY_S, Prometheus, Webhook, alertmanager, prometheus, webhook
 from tests.servers import Server, engine_pid, serving
@@ -163,3 +163,11 @@ def _told(watched: Watched, status: str, since: str = "") -> Callable[[], dict[s
         return next((one for one in stalls if since in ("", one["startsAt"])), None)
 
     return look
+
+
+@pytest.mark.soak
+def test_a_squeezed_kv_cache_is_told_of(tmp_path: Path) -> None:
+    """Two minutes: what a real server tells under pressure is what the alerts look for."""
+    picture = tmp_path / "squeeze.png"
+    assert set(kv_squeeze.EXPECTED) <= kv_squeeze.squeeze(tmp_path, picture)
+    assert picture.stat().st_size > 10_000
