@@ -6,7 +6,6 @@ own page. The soak test of alerts calls it too. The engine parrots on a beat, so
 looks alike on every machine.
 """
 
-import json
 import sys
 import tempfile
 import threading
@@ -17,12 +16,11 @@ from dataclasses import replace
 from pathlib import Path
 from urllib.parse import urlencode
 
-from grafana import alert_files
-from grafana.alerts import GROUPS
-from tests import tiny
+from grafana.alert_spec import Alert
+from tests import alert_rules, tiny
 from tests.api import post
 from tests.browser import chromium
-from tests.prometheus import EVERY_S, Prometheus, prometheus
+from tests.prometheus import Prometheus, prometheus
 from tests.servers import Server, serving
 
 CALM_S, CROWD_S = 20, 40
@@ -34,27 +32,6 @@ GRAPHS = (
 )
 """Share of the blocks in use, requests that wait by reason, preemptions a second."""
 WIDTH = 1200
-
-
-def rules(folder: Path) -> list[Path]:
-    """Write the rules that ship, with windows of seconds and nothing to wait for."""
-    groups = [
-        replace(group, alerts=tuple(replace(alert, for_s=0) for alert in group.alerts))
-        for group in GROUPS
-    ]
-    written = []
-    for name, data in (
-        ("recording", alert_files.recording_rules()),
-        ("alerting", alert_files.prometheus_rules(groups)),
-    ):
-        for group in data["groups"]:
-            group["interval"] = f"{round(EVERY_S * 1000)}ms"
-            for rule in group["rules"]:
-                rule["expr"] = rule["expr"].replace("[5m]", "[10s]")
-        file = folder / f"{name}.yml"
-        file.write_text(json.dumps(data), encoding="utf-8")
-        written.append(file)
-    return written
 
 
 @contextmanager
@@ -88,9 +65,10 @@ def squeeze(folder: Path, picture: Path) -> set[str]:
     """Squeeze, save the picture, and return which alerts fired while it lasted."""
     model = tiny.write(folder / "tiny")
     flags = ("--kv-blocks=48", "--max-num-seqs=32", "--ttft-ms=60000", "--tpot-ms=60000")
+    rules = alert_rules.write(folder, _at_once, window="10s")
     with (
         serving(folder, model, *flags, parrot=True, beat_ms=20) as server,
-        prometheus(folder, [server.url], rules=rules(folder)) as judge,
+        prometheus(folder, [server.url], rules=rules) as judge,
     ):
         judge.wait_scraped("iterscope_requests")
         fired: set[str] = set()
@@ -101,6 +79,10 @@ def squeeze(folder: Path, picture: Path) -> set[str]:
             _look(judge, CALM_S)
         draw(judge, picture, 2 * CALM_S + CROWD_S)
         return fired
+
+
+def _at_once(alert: Alert) -> Alert:
+    return replace(alert, for_s=0)
 
 
 def _look(judge: Prometheus, seconds: float) -> set[str]:

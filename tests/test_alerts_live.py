@@ -5,7 +5,6 @@ an Alertmanager with a webhook. The limit of one alert is lowered for the test, 
 engine is told of within seconds; its expression, its words and its way are those that ship.
 """
 
-import json
 import os
 import signal
 import threading
@@ -17,12 +16,12 @@ from typing import Any
 
 import pytest
 
-from grafana import alert_files
-from grafana.alerts import ALERTS, GROUPS
+from grafana.alert_spec import Alert
+from grafana.alerts import ALERTS
 from grafana.recordings import RECORDINGS
-from tests import kv_squeeze, tiny
+from tests import alert_rules, kv_squeeze, tiny
 from tests.api import ids, post
-from tests.prometheus import EVERY_S, Prometheus, Webhook, alertmanager, prometheus, webhook
+from tests.prometheus import Prometheus, Webhook, alertmanager, prometheus, webhook
 from tests.servers import Server, engine_pid, serving
 
 STALLED = "IterscopeEngineStalled"
@@ -44,23 +43,7 @@ class Watched:
     webhook: Webhook
 
 
-def rules(folder: Path) -> list[Path]:
-    """Write every rule as it ships but for how often it is evaluated, and one limit."""
-    groups = [replace(group, alerts=tuple(map(_impatient, group.alerts))) for group in GROUPS]
-    written = []
-    for name, data in (
-        ("recording", alert_files.recording_rules()),
-        ("alerting", alert_files.prometheus_rules(groups)),
-    ):
-        for group in data["groups"]:
-            group["interval"] = f"{round(EVERY_S * 1000)}ms"
-        file = folder / f"{name}.yml"
-        file.write_text(json.dumps(data), encoding="utf-8")
-        written.append(file)
-    return written
-
-
-def _impatient(alert: Any) -> Any:
+def _impatient(alert: Alert) -> Alert:
     return replace(alert, above=STALLED_S) if alert.name == STALLED else alert
 
 
@@ -91,11 +74,12 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
     model = tiny.write(folder / "tiny")
     # Objectives that no machine misses, however busy: what is judged here is the way, not the time.
     flags = (f"--history={folder / 'history'}", "--ttft-ms=60000", "--tpot-ms=60000")
+    rules = alert_rules.write(folder, _impatient)
     with (
         serving(folder, model, *flags) as server,
         webhook() as told,
         alertmanager(folder, told.url) as manager,
-        prometheus(folder, [server.url], rules=rules(folder), alertmanager=manager.url) as judge,
+        prometheus(folder, [server.url], rules=rules, alertmanager=manager.url) as judge,
         under_load(server),
     ):
         judge.wait_scraped("iterscope_requests")
