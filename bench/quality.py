@@ -54,12 +54,19 @@ def runner(model: str, dtype: str) -> ModelRunner:
 
 
 @torch.inference_mode()
-def compare(scored: ModelRunner, truth: ModelRunner, texts: list[list[int]]) -> dict[str, float]:
-    """Return perplexity, first choices that agree with float32's, and KL divergence from it."""
+def compare(
+    scored: ModelRunner, truth: ModelRunner, texts: list[list[int]], rows: int | None
+) -> dict[str, float]:
+    """Return perplexity, first choices that agree with float32's, and KL divergence from it.
+
+    `rows` tokens a step are scored, for None a text at once: steps of few rows read their weights
+    in another form.
+    """
     loss = agreeing = divergence = places = 0.0
     for tokens in texts:
         expected = torch.tensor(tokens[1:])
-        ours, theirs = (one.logits(tokens)[:-1].log_softmax(-1) for one in (scored, truth))
+        ours = scored.logits(tokens, rows)[:-1].log_softmax(-1)
+        theirs = truth.logits(tokens)[:-1].log_softmax(-1)
         loss -= float(ours.gather(1, expected[:, None]).sum(dtype=torch.float64))
         agreeing += int((ours.argmax(-1) == theirs.argmax(-1)).sum())
         divergence += float((theirs.exp() * (theirs - ours)).sum(dtype=torch.float64))
@@ -79,6 +86,7 @@ def main() -> int:
     parser.add_argument("--model", default=None, help="a model file; the demo model by default")
     parser.add_argument("--dtypes", nargs="*", default=DTYPES)
     parser.add_argument("--texts", type=int, default=1000, help="score only so many of them")
+    parser.add_argument("--rows", type=int, help="tokens a step; the text at once by default")
     flags = parser.parse_args()
     model = flags.model or demo()
     found: dict[str, dict[str, Any]] = {}
@@ -86,7 +94,7 @@ def main() -> int:
         texts = windows(model, flags.texts)
         truth = runner(model, "f32")
         for dtype in flags.dtypes:
-            one = found[dtype] = compare(runner(model, dtype), truth, texts)
+            one = found[dtype] = compare(runner(model, dtype), truth, texts, flags.rows)
             if "f32" in found:
                 one["perplexity_ratio"] = one["perplexity"] / found["f32"]["perplexity"]
             print(

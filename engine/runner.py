@@ -194,28 +194,37 @@ class ModelRunner:
         self._last = _LastTokens()
 
     @torch.inference_mode()
-    def logits(self, tokens: list[int]) -> torch.Tensor:
-        """Return float32 logits [T, vocabulary] of a text that one step can hold, for measuring.
+    def logits(self, tokens: list[int], rows: int | None = None) -> torch.Tensor:
+        """Return float32 logits [T, vocabulary] of a text, for measuring.
 
-        It is computed as one row in blocks from 1 on; no sequence may be alive.
+        It is computed `rows` tokens a step, for None in one, as one sequence in blocks from 1 on;
+        no other may be alive.
         """
-        size = self._config.block_size
-        table = torch.arange(1, 1 - (-len(tokens) // size), dtype=torch.int32)[None]
-        places = torch.arange(len(tokens))
-        step = StepBatch(
-            input_ids=torch.tensor(tokens),
-            positions=places,
+        size = rows or len(tokens)
+        return torch.cat(
+            [
+                self._decoder.forward(self._piece(tokens, first, size), self._cache)
+                for first in range(0, len(tokens), size)
+            ]
+        )
+
+    def _piece(self, tokens: list[int], first: int, count: int) -> StepBatch:
+        """Return the step that computes tokens first..first+count of a text in blocks from 1 on."""
+        size, piece = self._config.block_size, tokens[first : first + count]
+        end, places = first + len(piece), torch.arange(len(piece))
+        return StepBatch(
+            input_ids=torch.tensor(piece),
+            positions=places + first,
             sample_tokens=places,
             attention=AttentionBatch(
-                query_starts=torch.tensor([0, len(tokens)], dtype=torch.int32),
-                context_lengths=torch.tensor([len(tokens)], dtype=torch.int32),
-                slot_mapping=places + size,
-                block_tables=table,
-                query_lengths_host=[len(tokens)],
-                context_lengths_host=[len(tokens)],
+                query_starts=torch.tensor([0, len(piece)], dtype=torch.int32),
+                context_lengths=torch.tensor([end], dtype=torch.int32),
+                slot_mapping=places + first + size,
+                block_tables=torch.arange(1, 1 - (-end // size), dtype=torch.int32)[None],
+                query_lengths_host=[len(piece)],
+                context_lengths_host=[end],
             ),
         )
-        return self._decoder.forward(step, self._cache)
 
     @torch.inference_mode()
     def _launch(
