@@ -218,7 +218,7 @@ function wordOf(s) {
   if (s.family === KIND.PREEMPTED) return `preempted ${time}`;
   if (s.family === KIND.RECOMPUTE) return `recompute ${int(s.tokens)}`;
   if (s.family === KIND.PREFILL && s.tokens > 600) {
-    return `prefill ${int(s.tokens)} in ${s.steps} steps`;
+    return `prefill ${int(s.tokens)} in ${plural(s.steps, 'step')}`;
   }
   return s.family === KIND.HELD ? `batch held ${time}` : null;
 }
