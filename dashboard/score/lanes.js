@@ -3,7 +3,7 @@
 // Sizes are read on resize only: reading them in a frame would force a layout.
 
 import { make, surface, write } from '../dom.js';
-import { duration, int, reason } from '../format.js';
+import { duration, int, plural, reason } from '../format.js';
 import { KIND, isMark } from './kinds.js';
 import { paintColumn, paintMarks } from './marks.js';
 import { Track } from './track.js';
