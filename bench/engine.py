@@ -23,6 +23,7 @@ from bench.machine import StolenTime, describe
 from engine.build import build
 from engine.config import EngineConfig
 from engine.core import Core
+from engine.device import keep_to
 from engine.messages import SamplingParams, Submit
 from engine.spec import read_spec
 
@@ -140,7 +141,10 @@ def main() -> int:
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--backend", default="auto")
     parser.add_argument("--threads", type=int, default=None)
+    parser.add_argument("--cpu", help="avx512, avx2, portable: C++ as for such a CPU")
     flags = parser.parse_args()
+    if flags.cpu:
+        keep_to(flags.cpu)
     bench = Bench(flags.dtype, flags.backend, flags.threads)
     measures: dict[str, Callable[[], float]] = {
         "single_tok_s": lambda: bench.decoding(1),

@@ -11,8 +11,16 @@ import torch
 from engine.config import ConfigError, DeviceFacts, EngineConfig
 from engine.spec import ModelSpec
 from engine.weights import attention_shape
+from kernels import native
 from kernels.native_ops import TILE
 from kernels.native_step import refusal_of as native_refusal
+
+
+def keep_to(cpu: str) -> None:
+    """Let this process run no better C++ than for a CPU of this kind: a bench asks for it."""
+    if cpu not in native.TARGETS:
+        raise ConfigError(f"no kind of CPU {cpu!r}; there are {', '.join(native.TARGETS)}")
+    native.keep_to(cpu)
 
 
 def device_name(config: EngineConfig) -> str:

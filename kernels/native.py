@@ -1,7 +1,10 @@
-"""Our C++ as one shared library with a plain C ABI: found, or built in a second, and loaded.
+"""Our C++ as shared libraries with a plain C ABI: found, or built in seconds, and loaded.
 
-Owns where the library lies and how it is compiled. engine/rows.py asks for it at start. Without a
-compiler the numpy and torch paths serve, and the reason is told; nothing here ever stops a server.
+Owns where they lie and how they are compiled: one for every CPU, which engine/rows.py asks for at
+start, and the step once for each target, of which kernels/native_ops.py asks for the best that the
+CPU runs. Targets are libraries apart, since a linker keeps one copy of what two objects both have,
+whatever CPU it was compiled for. Without a compiler the numpy and torch paths serve, and the reason
+is told; nothing here ever stops a server.
 """
 
 import ctypes
@@ -15,13 +18,18 @@ from hashlib import sha256
 from pathlib import Path
 
 SOURCES = Path(__file__).parent / "cpu"
+STEP = "step.cpp"
 FLAGS = ("-std=c++17", "-O3", "-fPIC", "-pthread", "-Wall", "-Wextra")
-WIDE = "avx512f avx512bw avx512vl avx512dq avx512vnni avx512bf16 fma f16c prefer-vector-width=512"
-EXTRA_FLAGS = {
-    # gcc 12 warns of its own intrinsics.
-    "step.cpp": (*(f"-m{feature}" for feature in WIDE.split()), "-Wno-maybe-uninitialized"),
+WIDE = "avx512f avx512bw avx512vl avx512dq avx512vnni fma f16c prefer-vector-width=512"
+# gcc 12 warns of its own intrinsics.
+WIDE_FLAGS = (*(f"-m{feature}" for feature in WIDE.split()), "-Wno-uninitialized")
+TARGETS = {
+    "avx512_bf16": (*WIDE_FLAGS, "-mavx512bf16"),
+    "avx512": WIDE_FLAGS,
+    "avx2": ("-mavx2", "-mfma", "-mf16c", "-Wno-psabi"),
+    "portable": ("-Wno-psabi",),
 }
-"""Flags of files that only some CPUs can run; processor.cpp tells which CPU this is."""
+"""Flags of the step for CPUs of each kind; processor.cpp tells which this is."""
 COMPILERS = ("c++", "g++", "clang++")
 BUILD_LIMIT_S = 120
 
@@ -32,20 +40,27 @@ class NativeError(RuntimeError):
 
 @lru_cache(maxsize=1)
 def library() -> ctypes.CDLL:
-    """Return the loaded library, building it at first use. Raises NativeError."""
-    sources = [
-        source
-        for source in sorted(SOURCES.glob("*.cpp"))
-        if platform.machine() == "x86_64" or source.name not in EXTRA_FLAGS
-    ]
-    digest = sha256(repr((FLAGS, EXTRA_FLAGS, platform.machine())).encode())
-    for source in sorted(SOURCES.glob("*.[ch]*")):
-        digest.update(source.read_bytes())
-    name = f"iterscope-{digest.hexdigest()[:16]}.so"
-    for folder in _folders():
-        if (folder / name).is_file():
-            return _loaded(folder / name)
-    return _loaded(_built(name, sources))
+    """Return what any CPU runs, loaded, building it at first use. Raises NativeError."""
+    loaded = _library("any", FLAGS, [path for path in _sources("*.cpp") if path.name != STEP])
+    loaded.processor_target.restype = ctypes.c_char_p
+    return loaded
+
+
+@lru_cache(maxsize=len(TARGETS))
+def step_library(target: str) -> ctypes.CDLL:
+    """Return the step for one target, loaded, building it at first use. Raises NativeError."""
+    return _library(target, FLAGS + TARGETS[target], [SOURCES / STEP])
+
+
+def targets() -> tuple[str, ...]:
+    """Return the targets that this CPU runs, the best first. Raises NativeError."""
+    named = map(library().processor_target, range(len(TARGETS)))
+    return tuple(name.decode() for name in named if name)
+
+
+def keep_to(target: str) -> None:
+    """Let this process take no better target than this one, as if its CPU could not run it."""
+    library().processor_keep_to(target.encode())
 
 
 def refusal() -> str | None:
@@ -55,6 +70,25 @@ def refusal() -> str | None:
     except NativeError as error:
         return str(error)
     return None
+
+
+def _sources(pattern: str) -> list[Path]:
+    return sorted(SOURCES.glob(pattern))
+
+
+def _library(part: str, flags: tuple[str, ...], sources: list[Path]) -> ctypes.CDLL:
+    """Find or build one library; all are named by everything that any of them is made of."""
+    digest = sha256(repr((FLAGS, TARGETS, platform.machine())).encode())
+    for source in _sources("*.[ch]*"):
+        digest.update(source.read_bytes())
+    version = digest.hexdigest()[:16]
+    name = f"iterscope-{version}-{part}.so"
+    for folder in _folders():
+        if (folder / name).is_file():
+            return _loaded(folder / name)
+    built = _built(name, flags, sources)
+    _forget_others(built.parent, version)
+    return _loaded(built)
 
 
 def _folders() -> tuple[Path, ...]:
@@ -69,7 +103,7 @@ def _loaded(path: Path) -> ctypes.CDLL:
         raise NativeError(f"{path} cannot be loaded: {error}") from error
 
 
-def _built(name: str, sources: list[Path]) -> Path:
+def _built(name: str, flags: tuple[str, ...], sources: list[Path]) -> Path:
     """Compile into the first folder that can be written; another process may do the same."""
     compiler = next(filter(None, map(shutil.which, COMPILERS)), None)
     if compiler is None:
@@ -79,11 +113,9 @@ def _built(name: str, sources: list[Path]) -> Path:
         made, objects = Path(scratch) / name, []
         for source in sources:
             objects.append(str(Path(scratch) / f"{source.stem}.o"))
-            flags = (*FLAGS, *EXTRA_FLAGS.get(source.name, ()))
             _compile(compiler, *flags, "-c", str(source), "-o", objects[-1])
         _compile(compiler, "-shared", "-pthread", "-o", str(made), *objects)
         made.replace(folder / name)
-    _forget_others(folder, name)
     return folder / name
 
 
@@ -116,8 +148,8 @@ def _writable() -> Path:
     raise NativeError(f"no folder to build in: {', '.join(map(str, _folders()))}")
 
 
-def _forget_others(folder: Path, name: str) -> None:
+def _forget_others(folder: Path, version: str) -> None:
     """Delete what older sources were built to; a process that uses one keeps its file open."""
     for other in folder.glob("iterscope-*.so"):
-        if other.name != name:
+        if version not in other.name:
             other.unlink(missing_ok=True)

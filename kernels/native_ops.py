@@ -1,8 +1,8 @@
 """Products with weights packed for C++, and tokens found by it: the ops of the native backend.
 
 Owns how weights lie in tiles, in bf16, int8 or 4 bits, and the threads that all of our C++ shares.
-kernels/select.py offers them by name; kernels/native_step.py reads what they packed. Never called
-on a CPU that cannot run it.
+kernels/select.py offers them by name; kernels/native_step.py reads what they packed. They lie the
+same way for every target of kernels/native.py, of which the best that the CPU runs serves.
 """
 
 import ctypes
@@ -14,7 +14,7 @@ import torch
 
 from kernels.base import PackedWeight
 from kernels.choose import Drawn
-from kernels.native import NativeError, library
+from kernels.native import TARGETS, NativeError, step_library, targets
 from kernels.ops import TorchOps
 
 TILE = 32
@@ -84,9 +84,9 @@ def _padded(outputs: int) -> int:
 class NativeThreads:
     """The threads that ops and backend share, made at first use; only the engine's thread asks."""
 
-    def __init__(self) -> None:
+    def __init__(self, target: str) -> None:
         self._engine: int | None = None
-        self._library = library()
+        self._library = step_library(target)
         self._library.engine_new.restype = ctypes.c_void_p
         self._library.model_new.restype = ctypes.c_void_p
 
@@ -103,10 +103,15 @@ class NativeThreads:
         return self._library
 
 
-@lru_cache(maxsize=1)
 def threads() -> NativeThreads:
     """Return the process's threads: ops and backend never run at the same time."""
-    return NativeThreads()
+    return threads_for(targets()[0])
+
+
+@lru_cache(maxsize=len(TARGETS))
+def threads_for(target: str) -> NativeThreads:
+    """Return the threads that run this target's code."""
+    return NativeThreads(target)
 
 
 def refusal(device: str, dtype: torch.dtype) -> str | None:
@@ -116,10 +121,10 @@ def refusal(device: str, dtype: torch.dtype) -> str | None:
     if dtype not in FORMATS:
         return f"computes in bf16 and int8, not in {str(dtype).removeprefix('torch.')}"
     try:
-        able = bool(library().processor_has_avx512_bf16())
+        step_library(targets()[0])
     except NativeError as error:
         return str(error)
-    return None if able else "needs a CPU with AVX-512 BF16 and VNNI"
+    return None
 
 
 class NativeOps(TorchOps):

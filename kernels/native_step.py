@@ -1,8 +1,8 @@
-"""A whole decoder step in C++ on a CPU with AVX-512 BF16: the native backend.
+"""A whole decoder step in C++ on a CPU: the native backend.
 
 Owns the cache that kernels/cpu/attention.h lays out, and what crosses to C++ as pointers.
 kernels/select.py offers it by name, with the ops of kernels/native_ops.py: a step reads the weights
-that these packed. Never called on a CPU that cannot run it.
+that these packed.
 """
 
 import ctypes

@@ -1,6 +1,6 @@
 """C++ for CPUs: products, attention and whole steps against PyTorch, in every shape that it serves.
 
-These run on machines with AVX-512 BF16; on others the backend must refuse, and that is tested.
+Each test runs once for every target of kernels/native.py that this machine's CPU can run.
 """
 
 from collections.abc import Iterator
@@ -12,8 +12,9 @@ import torch
 from engine.model import Decoder
 from engine.spec import read_spec
 from engine.weights import load_weights
-from kernels import native_ops
+from kernels import native, native_ops
 from kernels.base import AttentionBatch, AttentionShape, DecoderWeights, StepBatch
+from kernels.native import TARGETS, keep_to, step_library, targets
 from kernels.native_ops import NativeInt8Ops, NativeOps, threads
 from kernels.native_step import NativeBackend, NativeCache
 from kernels.ops import TorchOps
@@ -22,11 +23,19 @@ from tests import tiny
 from tests.oracle import step_of, weights_of
 from tests.test_kernels import MIXED, Scene, attend, batch_of, dense, packed, scene, write_past
 
-ABLE = native_ops.refusal("cpu", torch.bfloat16) is None
-needs_avx512 = pytest.mark.skipif(not ABLE, reason="this CPU lacks AVX-512 BF16")
-
 SHAPE = tiny.Shape(hidden=96, heads=6, kv_heads=2, head_dim=32, intermediate=160, vocab_size=330)
 """Nothing a multiple of 64, a vocabulary that no tile divides, three heads to a key head."""
+
+
+@pytest.fixture(params=TARGETS, scope="module", autouse=True)
+def target(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Let `threads()` find this target as the best that there is."""
+    name: str = request.param
+    if name not in targets():
+        pytest.skip(f"this CPU does not run {name}")
+    keep_to(name)
+    yield name
+    keep_to(next(iter(TARGETS)))
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -37,7 +46,6 @@ def two_threads() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-@needs_avx512
 @pytest.mark.parametrize(("inputs", "outputs"), [(32, 32), (64, 96), (576, 70), (160, 1)])
 @pytest.mark.parametrize("rows", [1, 2, 3, 4, 5, 8, 9, 15, 33, 130])
 def test_products_are_products(rows: int, inputs: int, outputs: int) -> None:
@@ -65,7 +73,6 @@ def in_4_bits(outputs: int, inputs: int, draw: torch.Generator) -> torch.Tensor:
     return (quants * step + least).reshape(outputs, inputs)
 
 
-@needs_avx512
 @pytest.mark.parametrize(("inputs", "outputs"), [(32, 32), (64, 96), (576, 70), (160, 40)])
 def test_weights_of_4_bits_are_exact_and_serve_few_rows(inputs: int, outputs: int) -> None:
     """Few rows are as near as rounding the input allows; more rows read them in 8 bits."""
@@ -89,7 +96,6 @@ def test_weights_of_4_bits_are_exact_and_serve_few_rows(inputs: int, outputs: in
     assert getattr(ops.pack(torch.randn(outputs, inputs)), "fours", weight) is None
 
 
-@needs_avx512
 def test_what_is_no_number_stays_none() -> None:
     """Rounding to int8 must not hide it: the engine ends the request by it."""
     weight = torch.randn(64, 96)
@@ -118,7 +124,6 @@ def attend_native(drawn: Scene, shape: AttentionShape) -> torch.Tensor:
     return backend.attend(layer, drawn.q, k, v, cache, prepared)
 
 
-@needs_avx512
 @pytest.mark.parametrize("block_tokens", [16, 32, 256])
 @pytest.mark.parametrize(
     "shape",
@@ -144,7 +149,6 @@ def test_paged_attention_is_attention(
     assert difference < 2e-2
 
 
-@needs_avx512
 def test_cleared_blocks_leave_no_trace() -> None:
     shape = AttentionShape(layers=2, heads=4, kv_heads=2, head_dim=32)
     backend = NativeBackend(threads())
@@ -175,7 +179,6 @@ def decoder(path: Path, dtype: str, positions: int = 256) -> tuple[Decoder, Deco
     return Decoder(weights, NativeBackend(threads()), ops), weights
 
 
-@needs_avx512
 @torch.inference_mode()
 @pytest.mark.parametrize(("dtype", "times"), [("bf16", 1.3), ("int8", 5.0)])
 @pytest.mark.parametrize("count", [1, 3, 4, 5, 40, 100])
@@ -197,7 +200,6 @@ def test_a_step_is_the_model(tmp_path: Path, dtype: str, times: float, count: in
     assert packed_weights.embedding.dtype == torch.bfloat16
 
 
-@needs_avx512
 @torch.inference_mode()
 @pytest.mark.parametrize("dtype", ["bf16", "int8"])
 def test_decoding_goes_on_where_a_prompt_ended(tmp_path: Path, dtype: str) -> None:
@@ -218,7 +220,6 @@ def test_decoding_goes_on_where_a_prompt_ended(tmp_path: Path, dtype: str) -> No
             start = stop
 
 
-@needs_avx512
 @torch.inference_mode()
 def test_a_long_step_beats(tmp_path: Path) -> None:
     """Long enough for a beat whatever the machine: 1,500 tokens, each attending to all before."""
@@ -257,7 +258,6 @@ def piece(tokens: list[int], start: int, stop: int) -> StepBatch:
     )
 
 
-@needs_avx512
 def test_scenes_of_the_reference_agree(tmp_path: Path) -> None:
     shape = AttentionShape(layers=1, heads=6, kv_heads=2, head_dim=64)
     drawn = scene([(300, 1), (40, 40), (17, 2)], shape, dtype=torch.bfloat16)
@@ -265,7 +265,7 @@ def test_scenes_of_the_reference_agree(tmp_path: Path) -> None:
     assert difference.abs().max() < 3e-2
 
 
-def test_it_says_what_it_cannot_serve(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_says_what_it_cannot_serve() -> None:
     shape = AttentionShape(layers=1, heads=4, kv_heads=2, head_dim=48)
     backend = NativeBackend(threads())
     assert "head dimension 48" in (backend.supports(shape, "cpu", torch.bfloat16, 16) or "")
@@ -276,9 +276,19 @@ def test_it_says_what_it_cannot_serve(monkeypatch: pytest.MonkeyPatch) -> None:
     wide = AttentionShape(layers=1, heads=64, kv_heads=2, head_dim=64)
     assert "32 query heads" in (backend.supports(wide, "cpu", torch.bfloat16, 16) or "")
 
-    class Old:
-        def processor_has_avx512_bf16(self) -> int:
-            return 0
 
-    monkeypatch.setattr(native_ops, "library", Old)
-    assert "AVX-512" in (backend.supports(fits, "cpu", torch.bfloat16, 16) or "")
+def test_the_best_that_the_processor_runs_serves(target: str) -> None:
+    """As on a CPU without AVX-512, or without AVX2: what is left serves, and nothing refuses."""
+    assert targets()[0] == target
+    assert targets()[-1] == "portable"
+    assert threads().functions is step_library(target)
+    for dtype in (torch.bfloat16, torch.int8):
+        assert native_ops.refusal("cpu", dtype) is None
+
+
+def test_without_a_compiler_it_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(native, "COMPILERS", ("no-such-compiler",))
+    monkeypatch.setattr(native, "_folders", lambda: (tmp_path / "none",))
+    step_library.cache_clear()
+    assert "no C++ compiler" in (native_ops.refusal("cpu", torch.int8) or "")
+    step_library.cache_clear()

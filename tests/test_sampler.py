@@ -15,7 +15,8 @@ from engine.messages import SamplingParams
 from engine.plan import Plan
 from engine.sampler import Sampled, SamplingBatch, sample, sampling_batch, uniforms
 from kernels.choose import Chooser, Drawn, TorchChooser
-from kernels.native_ops import NativeOps, refusal, threads
+from kernels.native import TARGETS, targets
+from kernels.native_ops import NativeOps, NativeThreads, threads_for
 
 EOS = (0, 2)
 VOCAB = 5000
@@ -62,13 +63,18 @@ class Sampler:
         return sample(logits.clone(), batch, self.chooser)
 
 
-@pytest.fixture(params=["torch", "native"])
+@pytest.fixture(params=["torch", *TARGETS])
 def draw(request: pytest.FixtureRequest) -> Sampler:
+    """Return one that samples by PyTorch, or by C++ for a CPU of some kind."""
     if request.param == "torch":
         return Sampler(TorchChooser())
-    if reason := refusal("cpu", torch.bfloat16):
-        pytest.skip(reason)
-    return Sampler(NativeOps(threads()))
+    return Sampler(NativeOps(threads_of(request.param)))
+
+
+def threads_of(target: str) -> NativeThreads:
+    if target not in targets():
+        pytest.skip(f"this CPU does not run {target}")
+    return threads_for(target)
 
 
 def some_logits(rows: int, vocab: int = VOCAB, seed: int = 0) -> torch.Tensor:
@@ -279,10 +285,10 @@ def test_rows_that_are_not_finite_are_told_and_harm_nobody(
     assert 0 <= result.tokens[1] < VOCAB
 
 
-def test_cpp_finds_the_tokens_that_pytorch_finds() -> None:
+@pytest.mark.parametrize("target", TARGETS)
+def test_cpp_finds_the_tokens_that_pytorch_finds(target: str) -> None:
     """But where a uniform falls on the border of two tokens, whose weights differ in rounding."""
-    if reason := refusal("cpu", torch.bfloat16):
-        pytest.skip(reason)
+    cpp = NativeOps(threads_of(target))
     pick, differ, count = np.random.default_rng(11), 0, 400
     params = [
         SamplingParams(
@@ -296,6 +302,6 @@ def test_cpp_finds_the_tokens_that_pytorch_finds() -> None:
     ]
     for vocab in (7, 300, 5003):
         logits = some_logits(count, vocab, seed=vocab)
-        found = [Sampler(each)(logits, params) for each in (TorchChooser(), NativeOps(threads()))]
+        found = [Sampler(each)(logits, params) for each in (TorchChooser(), cpp)]
         differ += sum(one != other for one, other in zip(*found, strict=True))
     assert differ <= 3

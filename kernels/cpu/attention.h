@@ -1,5 +1,5 @@
-// Paged attention on AVX-512 BF16: keys and values in blocks laid out for the dot-product instruction,
-// heads of a group reading them once, softmax in base 2 as they come (Milakov and Gimelshein, 2018).
+// Paged attention: keys and values in blocks laid out for AVX-512's dot product of bf16 pairs, heads of
+// a group reading them once, softmax in base 2 as they come (Milakov and Gimelshein, 2018).
 // A unit is 16 tokens of one key head: K [D/2 pairs][16 tokens][2], then V [8 token pairs][D][2], bf16.
 // The cache must be zeroed once: what is masked is multiplied by 0, and 0 x NaN is NaN.
 #pragma once
@@ -28,20 +28,14 @@ struct Sequence {
 // Put one token's key and value, f32 [D] each, at `offset` of a unit.
 static inline void store_kv(bf16* unit, int64_t offset, int64_t dim, const float* key, const float* value) {
   alignas(64) bf16 narrow[HEAD_DIM_MAX];
-  for (int64_t d = 0; d < dim; d += 16) store_bf16(narrow + d, _mm512_loadu_ps(key + d));
+  for (int64_t d = 0; d < dim; d += 16) store_bf16(narrow + d, load(key + d));
   int32_t pair;
   for (int64_t d = 0; d < dim / 2; ++d) {
     std::memcpy(&pair, narrow + 2 * d, sizeof pair);
     std::memcpy(unit + (d * UNIT_TOKENS + offset) * 2, &pair, sizeof pair);
   }
   bf16* row = unit + dim * UNIT_TOKENS + offset / 2 * dim * 2;
-  const __mmask32 half = offset & 1 ? 0xAAAAAAAA : 0x55555555;
-  for (int64_t d = 0; d < dim; d += 16) {
-    const __m256i bits = (__m256i)_mm512_cvtneps_pbh(_mm512_loadu_ps(value + d));
-    __m512i wide = _mm512_cvtepu16_epi32(bits);
-    if (offset & 1) wide = _mm512_slli_epi32(wide, 16);
-    _mm512_mask_storeu_epi16(row + d * 2, half, wide);
-  }
+  for (int64_t d = 0; d < dim; d += 16) store_bf16_apart(row + d * 2 + (offset & 1), load(value + d));
 }
 
 // What attention over some of a sequence's units gave: to be merged and divided by the sum of weights.
@@ -61,10 +55,10 @@ template <int G> static inline void merge(const Partial* parts, int64_t count, i
       total += shares[i] * parts[i].weight[g];
     }
     for (int64_t d = 0; d < dim; d += 16) {
-      __m512 sum = _mm512_setzero_ps();
+      Floats sum = floats(0);
       for (int64_t i = 0; i < count; ++i)
-        sum = _mm512_fmadd_ps(_mm512_set1_ps(shares[i]), _mm512_load_ps(parts[i].sums[g] + d), sum);
-      _mm512_storeu_ps(out + g * dim + d, _mm512_mul_ps(sum, _mm512_set1_ps(1.f / total)));
+        sum = fma(floats(shares[i]), load(parts[i].sums[g] + d), sum);
+      store(out + g * dim + d, sum * floats(1.f / total));
     }
   }
 }
@@ -77,9 +71,9 @@ static inline void attend_token(const bf16* q, const Sequence& s, int64_t tokens
                                 const Sequence& next, int64_t next_first, int64_t next_units, Partial& result) {
   constexpr int CHUNK = 4, AHEAD = 4;  // units; fetching into L1 would push out the chunk at work
   const int64_t dim = s.dim;
-  __m512 most[G], weight[G];
+  Floats most[G], weight[G];
   for (int g = 0; g < G; ++g) {
-    most[g] = _mm512_set1_ps(MASKED), weight[g] = _mm512_setzero_ps();
+    most[g] = floats(MASKED), weight[g] = floats(0);
     std::memset(result.sums[g], 0, dim * sizeof(float));
   }
   const auto later = [&](int64_t unit) {
@@ -88,64 +82,65 @@ static inline void attend_token(const bf16* q, const Sequence& s, int64_t tokens
   };
   for (int64_t chunk = first; chunk < last; chunk += CHUNK) {
     const int64_t units = std::min<int64_t>(CHUNK, last - chunk);
-    __m512 scores[CHUNK][G];
+    Floats scores[CHUNK][G];
     for (int64_t j = 0; j < units; ++j) {
       const bf16 *keys = s.keys(chunk + j), *ahead = later(chunk + j + AHEAD);
-      __m512 even[G], odd[G];
-      for (int g = 0; g < G; ++g) even[g] = odd[g] = _mm512_setzero_ps();
+      Floats even[G], odd[G];
+      for (int g = 0; g < G; ++g) even[g] = odd[g] = floats(0);
       for (int64_t d = 0; d < dim / 2; d += 2) {
-        const __m512i low = _mm512_loadu_si512(keys + d * 32), high = _mm512_loadu_si512(keys + d * 32 + 32);
-        _mm_prefetch(reinterpret_cast<const char*>(ahead + d * 32), _MM_HINT_T1);
-        _mm_prefetch(reinterpret_cast<const char*>(ahead + d * 32 + 32), _MM_HINT_T1);
+        const Ints low = load_ints(keys + d * 32), high = load_ints(keys + d * 32 + 32);
+        fetch_near(ahead + d * 32);
+        fetch_near(ahead + d * 32 + 32);
         for (int g = 0; g < G; ++g) {
+          Floats& other = CHAINS == 2 ? odd[g] : even[g];
           even[g] = dot_bf16(even[g], low, broadcast4(q + g * dim + 2 * d));
-          odd[g] = dot_bf16(odd[g], high, broadcast4(q + g * dim + 2 * d + 2));
+          other = dot_bf16(other, high, broadcast4(q + g * dim + 2 * d + 2));
         }
       }
-      const __mmask16 seen = first_lanes(tokens - (chunk + j) * UNIT_TOKENS);
-      for (int g = 0; g < G; ++g) scores[j][g] = _mm512_mask_add_ps(_mm512_set1_ps(MASKED), seen, even[g], odd[g]);
+      const Lanes seen = first_lanes(tokens - (chunk + j) * UNIT_TOKENS);
+      for (int g = 0; g < G; ++g) scores[j][g] = select(seen, even[g] + odd[g], floats(MASKED));
     }
     alignas(64) bf16 shares[G][CHUNK * UNIT_TOKENS];
-    __m512 fade[G];
+    Floats fade[G];
     for (int g = 0; g < G; ++g) {
-      __m512 top = scores[0][g];
-      for (int64_t j = 1; j < units; ++j) top = _mm512_max_ps(top, scores[j][g]);
-      top = _mm512_max_ps(most[g], _mm512_set1_ps(_mm512_reduce_max_ps(top)));
-      fade[g] = exp2_ps(_mm512_sub_ps(most[g], top));
+      Floats top = scores[0][g];
+      for (int64_t j = 1; j < units; ++j) top = max(top, scores[j][g]);
+      top = max(most[g], floats(largest(top)));
+      fade[g] = exp2_of(most[g] - top);
       most[g] = top;
-      weight[g] = _mm512_mul_ps(weight[g], fade[g]);
+      weight[g] = weight[g] * fade[g];
       for (int64_t j = 0; j < units; ++j) {
-        const __m512 share = exp2_ps(_mm512_sub_ps(scores[j][g], top));
-        weight[g] = _mm512_add_ps(weight[g], share);
+        const Floats share = exp2_of(scores[j][g] - top);
+        weight[g] = weight[g] + share;
         store_bf16(shares[g] + j * UNIT_TOKENS, share);
       }
     }
-    for (int64_t d = 0; d < dim; d += 32) {
-      __m512 sums[G][2];
+    for (int64_t d = 0; d < dim; d += 16 * HALVES) {
+      Floats sums[G][HALVES];
       for (int g = 0; g < G; ++g)
-        for (int z = 0; z < 2; ++z) sums[g][z] = _mm512_mul_ps(fade[g], _mm512_load_ps(result.sums[g] + d + 16 * z));
+        for (int z = 0; z < HALVES; ++z) sums[g][z] = fade[g] * load(result.sums[g] + d + 16 * z);
       for (int64_t j = 0; j < units; ++j) {
         const bf16* values = s.values(chunk + j) + d * 2;
         const bf16* ahead = later(chunk + j + AHEAD) + dim * UNIT_TOKENS + d * 2;
         for (int u = 0; u < UNIT_TOKENS / 2; ++u) {
-          const __m512i low = _mm512_loadu_si512(values + u * dim * 2);
-          const __m512i high = _mm512_loadu_si512(values + u * dim * 2 + 32);
-          _mm_prefetch(reinterpret_cast<const char*>(ahead + u * dim * 2), _MM_HINT_T1);
-          _mm_prefetch(reinterpret_cast<const char*>(ahead + u * dim * 2 + 32), _MM_HINT_T1);
+          Ints some[HALVES];
+          for (int z = 0; z < HALVES; ++z) {
+            some[z] = load_ints(values + u * dim * 2 + z * 32);
+            fetch_near(ahead + u * dim * 2 + z * 32);
+          }
           for (int g = 0; g < G; ++g) {
-            const __m512i pair = broadcast4(shares[g] + j * UNIT_TOKENS + 2 * u);
-            sums[g][0] = dot_bf16(sums[g][0], pair, low);
-            sums[g][1] = dot_bf16(sums[g][1], pair, high);
+            const Ints pair = broadcast4(shares[g] + j * UNIT_TOKENS + 2 * u);
+            for (int z = 0; z < HALVES; ++z) sums[g][z] = dot_bf16(sums[g][z], pair, some[z]);
           }
         }
       }
       for (int g = 0; g < G; ++g)
-        for (int z = 0; z < 2; ++z) _mm512_store_ps(result.sums[g] + d + 16 * z, sums[g][z]);
+        for (int z = 0; z < HALVES; ++z) store(result.sums[g] + d + 16 * z, sums[g][z]);
     }
   }
   for (int g = 0; g < G; ++g) {
-    result.most[g] = _mm512_cvtss_f32(most[g]);
-    result.weight[g] = _mm512_reduce_add_ps(weight[g]);
+    result.most[g] = first_of(most[g]);
+    result.weight[g] = sum(weight[g]);
   }
 }
 
@@ -165,71 +160,69 @@ struct Tile {  // memory of one thread
   static int64_t tokens(int64_t group) { return TILE_ROWS / group; }
 };
 
-// Scores of 8 rows with two units' keys, into scores[row][at ..].
+// Scores of ROWS_MOST rows with HALVES units' keys, into scores[row][at ..].
 static inline void score_rows(Tile& tile, int64_t row, const bf16* first, const bf16* second, int64_t dim, int64_t at) {
-  __m512 sums[8][2];
-  for (int i = 0; i < 8; ++i) sums[i][0] = sums[i][1] = _mm512_setzero_ps();
+  const bf16* keys[2] = {first, second};
+  Floats sums[ROWS_MOST][HALVES];
+  for (auto& sum : sums)
+    for (auto& half : sum) half = floats(0);
   for (int64_t d = 0; d < dim / 2; ++d) {
-    const __m512i low = _mm512_loadu_si512(first + d * 32), high = _mm512_loadu_si512(second + d * 32);
-    for (int i = 0; i < 8; ++i) {
-      const __m512i pair = broadcast4(tile.q[row + i] + 2 * d);
-      sums[i][0] = dot_bf16(sums[i][0], pair, low);
-      sums[i][1] = dot_bf16(sums[i][1], pair, high);
+    Ints some[HALVES];
+    for (int z = 0; z < HALVES; ++z) some[z] = load_ints(keys[z] + d * 32);
+    for (int i = 0; i < ROWS_MOST; ++i) {
+      const Ints pair = broadcast4(tile.q[row + i] + 2 * d);
+      for (int z = 0; z < HALVES; ++z) sums[i][z] = dot_bf16(sums[i][z], pair, some[z]);
     }
   }
-  for (int i = 0; i < 8; ++i)
-    for (int z = 0; z < 2; ++z) _mm512_store_ps(tile.scores[row + i] + at + 16 * z, sums[i][z]);
+  for (int i = 0; i < ROWS_MOST; ++i)
+    for (int z = 0; z < HALVES; ++z) store(tile.scores[row + i] + at + 16 * z, sums[i][z]);
 }
 
 // Weights of one row, which sees `seen` tokens of this chunk of `units`.
 static inline void weigh_row(Tile& tile, int64_t row, int64_t units, int64_t seen) {
-  __m512 top = _mm512_set1_ps(tile.most[row]), scores[TILE_UNITS];
+  Floats top = floats(tile.most[row]), scores[TILE_UNITS];
   for (int64_t j = 0; j < units; ++j) {
-    const __m512 all = _mm512_load_ps(tile.scores[row] + 16 * j);
-    scores[j] = _mm512_mask_mov_ps(_mm512_set1_ps(MASKED), first_lanes(seen - 16 * j), all);
-    top = _mm512_max_ps(top, scores[j]);
+    const Floats all = load(tile.scores[row] + 16 * j);
+    scores[j] = select(first_lanes(seen - 16 * j), all, floats(MASKED));
+    top = max(top, scores[j]);
   }
-  const float most = _mm512_reduce_max_ps(top);
-  __m512 weight = _mm512_setzero_ps();
+  const float most = largest(top);
+  Floats weight = floats(0);
   for (int64_t j = 0; j < units; ++j) {
-    const __m512 share = _mm512_maskz_mov_ps(first_lanes(seen - 16 * j),
-                                             exp2_ps(_mm512_sub_ps(scores[j], _mm512_set1_ps(most))));
-    weight = _mm512_add_ps(weight, share);
+    const Floats share = select(first_lanes(seen - 16 * j), exp2_of(scores[j] - floats(most)), floats(0));
+    weight = weight + share;
     store_bf16(tile.shares[row] + 16 * j, share);
   }
   tile.fade[row] = exp2f(tile.most[row] - most);
   tile.most[row] = most;
-  tile.weight[row] = tile.weight[row] * tile.fade[row] + _mm512_reduce_add_ps(weight);
+  tile.weight[row] = tile.weight[row] * tile.fade[row] + sum(weight);
 }
 
-// Add 8 rows' weights times the values of this chunk's units, 32 of D from d on.
+// Add ROWS_MOST rows' weights times the values of this chunk's units, 16 x HALVES of D from d on.
 static inline void gather_rows(Tile& tile, int64_t row, const Sequence& s, int64_t chunk, int64_t units, int64_t d) {
-  __m512 sums[8][2];
-  for (int i = 0; i < 8; ++i)
-    for (int z = 0; z < 2; ++z) {
-      const __m512 before = _mm512_load_ps(tile.sums[row + i] + d + 16 * z);
-      sums[i][z] = _mm512_mul_ps(_mm512_set1_ps(tile.fade[row + i]), before);
-    }
+  Floats sums[ROWS_MOST][HALVES];
+  for (int i = 0; i < ROWS_MOST; ++i)
+    for (int z = 0; z < HALVES; ++z)
+      sums[i][z] = floats(tile.fade[row + i]) * load(tile.sums[row + i] + d + 16 * z);
   for (int64_t j = 0; j < units; ++j) {
     const bf16* values = s.values(chunk + j) + d * 2;
     for (int u = 0; u < UNIT_TOKENS / 2; ++u) {
-      const __m512i low = _mm512_loadu_si512(values + u * s.dim * 2);
-      const __m512i high = _mm512_loadu_si512(values + u * s.dim * 2 + 32);
-      for (int i = 0; i < 8; ++i) {
-        const __m512i pair = broadcast4(tile.shares[row + i] + j * 16 + 2 * u);
-        sums[i][0] = dot_bf16(sums[i][0], pair, low);
-        sums[i][1] = dot_bf16(sums[i][1], pair, high);
+      Ints some[HALVES];
+      for (int z = 0; z < HALVES; ++z) some[z] = load_ints(values + u * s.dim * 2 + z * 32);
+      for (int i = 0; i < ROWS_MOST; ++i) {
+        const Ints pair = broadcast4(tile.shares[row + i] + j * 16 + 2 * u);
+        for (int z = 0; z < HALVES; ++z) sums[i][z] = dot_bf16(sums[i][z], pair, some[z]);
       }
     }
   }
-  for (int i = 0; i < 8; ++i)
-    for (int z = 0; z < 2; ++z) _mm512_store_ps(tile.sums[row + i] + d + 16 * z, sums[i][z]);
+  for (int i = 0; i < ROWS_MOST; ++i)
+    for (int z = 0; z < HALVES; ++z) store(tile.sums[row + i] + d + 16 * z, sums[i][z]);
 }
 
 // q and out: token t's heads at t x stride, head g at g x D. The first token is at `position`.
 static inline void attend_tokens(Tile& tile, const bf16* q, float* out, int64_t stride, int64_t group, int64_t count,
                                  const Sequence& s, int64_t position) {
-  const int64_t dim = s.dim, rows = count * group, padded = (rows + 7) / 8 * 8;
+  const int64_t dim = s.dim, rows = count * group, padded = (rows + ROWS_MOST - 1) / ROWS_MOST * ROWS_MOST;
   for (int64_t r = 0; r < padded; ++r) {
     if (r < rows)
       std::memcpy(tile.q[r], q + r / group * stride + r % group * dim, dim * sizeof(bf16));
@@ -241,18 +234,17 @@ static inline void attend_tokens(Tile& tile, const bf16* q, float* out, int64_t 
   const int64_t units_all = (position + count - 1) / UNIT_TOKENS + 1;
   for (int64_t chunk = 0; chunk < units_all; chunk += TILE_UNITS) {
     const int64_t units = std::min<int64_t>(TILE_UNITS, units_all - chunk);
-    for (int64_t j = 0; j < units; j += 2)
-      for (int64_t r = 0; r < padded; r += 8)
+    for (int64_t j = 0; j < units; j += HALVES)
+      for (int64_t r = 0; r < padded; r += ROWS_MOST)
         score_rows(tile, r, s.keys(chunk + j), s.keys(chunk + std::min(j + 1, units - 1)), dim, j * 16);
     for (int64_t r = 0; r < padded; ++r)
       weigh_row(tile, r, units, position + std::min(r / group, count - 1) + 1 - chunk * UNIT_TOKENS);
-    for (int64_t r = 0; r < padded; r += 8)
-      for (int64_t d = 0; d < dim; d += 32) gather_rows(tile, r, s, chunk, units, d);
+    for (int64_t r = 0; r < padded; r += ROWS_MOST)
+      for (int64_t d = 0; d < dim; d += 16 * HALVES) gather_rows(tile, r, s, chunk, units, d);
   }
   for (int64_t r = 0; r < rows; ++r) {
-    const __m512 share = _mm512_set1_ps(1.f / tile.weight[r]);
+    const Floats share = floats(1.f / tile.weight[r]);
     for (int64_t d = 0; d < dim; d += 16)
-      _mm512_storeu_ps(out + r / group * stride + r % group * dim + d,
-                       _mm512_mul_ps(share, _mm512_load_ps(tile.sums[r] + d)));
+      store(out + r / group * stride + r % group * dim + d, share * load(tile.sums[r] + d));
   }
 }

@@ -15,22 +15,20 @@ struct Best {
 
 // The largest of a row, of equal ones the first.
 inline Best best_of(const float* row, int64_t count) {
-  __m512 most = _mm512_set1_ps(-INFINITY);
-  __m512i places = _mm512_set1_epi32(0), here = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-  __mmask16 odd = 0;
+  Floats most = floats(-INFINITY);
+  Ints places = ints(0), here = counted();
+  Lanes odd = first_lanes(0);
   for (int64_t k = 0; k < count; k += 16) {
-    const __mmask16 lanes = first_lanes(count - k);
-    const __m512 value = _mm512_mask_loadu_ps(_mm512_set1_ps(-INFINITY), lanes, row + k);
-    odd |= _mm512_cmp_ps_mask(value, value, _CMP_UNORD_Q);
-    const __mmask16 more = _mm512_cmp_ps_mask(value, most, _CMP_GT_OQ);
-    most = _mm512_mask_mov_ps(most, more, value);
-    places = _mm512_mask_mov_epi32(places, more, here);
-    here = _mm512_add_epi32(here, _mm512_set1_epi32(16));
+    const Floats value = load_first(row + k, count - k, -INFINITY);
+    odd = either(odd, unordered(value));
+    const Lanes more = above(value, most);
+    most = select(more, value, most);
+    places = select(more, here, places);
+    here = here + ints(16);
   }
-  const float value = _mm512_reduce_max_ps(most);
-  if (odd) return {NAN, 0};
-  const __mmask16 those = _mm512_cmp_ps_mask(most, _mm512_set1_ps(value), _CMP_EQ_OQ);
-  return {value, _mm512_mask_reduce_min_epi32(those, places)};
+  const float value = largest(most);
+  if (any(odd)) return {NAN, 0};
+  return {value, smallest(select(equal(most, floats(value)), places, ints(INT32_MAX)))};
 }
 
 struct Draw {
@@ -42,13 +40,9 @@ struct Draw {
 
 // The sum of weights, in an order that depends on their number alone.
 inline double sum_of(const float* weights, int64_t count) {
-  __m512d low = _mm512_setzero_pd(), high = low;
-  for (int64_t k = 0; k < count; k += 16) {
-    const __m512 some = _mm512_maskz_loadu_ps(first_lanes(count - k), weights + k);
-    low = _mm512_add_pd(low, _mm512_cvtps_pd(_mm512_castps512_ps256(some)));
-    high = _mm512_add_pd(high, _mm512_cvtps_pd(_mm512_extractf32x8_ps(some, 1)));
-  }
-  return _mm512_reduce_add_pd(_mm512_add_pd(low, high));
+  DoubleSum sum;
+  for (int64_t k = 0; k < count; k += 16) sum.add(load_first(weights + k, count - k, 0));
+  return sum.total();
 }
 
 inline void drop_below(float* weights, int64_t count, float least) {
@@ -95,13 +89,11 @@ float threshold(const float* weights, int64_t count, double target, float floor,
 
 // Draw a token; `row` of finite logits, whose largest is `most`, is overwritten with its weights.
 inline int64_t drawn_from(float* row, int64_t count, float most, const Draw& draw) {
-  const __m512 largest = _mm512_set1_ps(most), scale = _mm512_set1_ps(1.44269504f / draw.temperature);
+  const Floats largest = floats(most), scale = floats(1.44269504f / draw.temperature);
   for (int64_t k = 0; k < count; k += 16) {
-    const __mmask16 lanes = first_lanes(count - k);
-    const __m512 power = _mm512_mul_ps(_mm512_sub_ps(_mm512_maskz_loadu_ps(lanes, row + k), largest), scale);
+    const Floats power = (load_first(row + k, count - k, 0) - largest) * scale;
     // What is hidden (-infinity), or too small for its weight to be a normal number, weighs nothing.
-    const __mmask16 some = _mm512_cmp_ps_mask(power, _mm512_set1_ps(-126.f), _CMP_GE_OQ);
-    _mm512_mask_storeu_ps(row + k, lanes, _mm512_maskz_mov_ps(some, exp2_ps(power)));
+    store_first(row + k, count - k, select(at_least(power, floats(-126.f)), exp2_of(power), floats(0)));
   }
   if (draw.top_k < count) {
     const auto one = [](float) { return 1.0; };

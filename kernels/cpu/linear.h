@@ -1,10 +1,10 @@
 // Products y[M, N] = x[M, K] w[N, K]^T of a step's rows with a packed weight, a tile of 32 outputs at
 // a time. A tile's weights lie in the order in which they are read. K is a multiple of 32; N is filled
 // up with zeros to one. Formats:
-//   BF16  [N/32][K/2][32][2] bf16; x in bf16; sums in f32 (dpbf16ps).
+//   BF16  [N/32][K/2][32][2] bf16; x in bf16; sums in f32.
 //   INT8  [N/32][K/4][32][4] of weight + 128, a scale an output; x in int8 with a scale for 32 inputs.
-//         dpbusd takes the weight as its unsigned side; the 128 is undone exactly by starting each sum
-//         at -128 x the sum of the block's x.
+//         AVX-512 takes the weight as its unsigned side; the 128 is undone exactly by starting each
+//         sum at -128 x the sum of the block's x.
 // A weight whose file had it in 4 bits (four.h) is there in these too, for a step of few rows: that
 // takes as long as its weights take to come from memory.
 #pragma once
@@ -42,30 +42,26 @@ struct Rows {
   int32_t* offsets;  // INT8: [M][K / 32], -128 x the sum of the block's quants
 
   // Store 32 values of row m from input k on.
-  void store(int64_t m, int64_t k, __m512 low, __m512 high) const {
+  void store(int64_t m, int64_t k, Floats low, Floats high) const {
     if (format == BF16) {
       store_bf16(values + m * inputs + k, low);
       store_bf16(values + m * inputs + k + 16, high);
       return;
     }
-    const float most = _mm512_reduce_max_ps(_mm512_max_ps(_mm512_abs_ps(low), _mm512_abs_ps(high)));
-    const __m512 ratio = _mm512_set1_ps(most > 0 ? 127.f / most : 0.f);
-    const __m512i a = _mm512_cvtps_epi32(_mm512_mul_ps(low, ratio));
-    const __m512i b = _mm512_cvtps_epi32(_mm512_mul_ps(high, ratio));
-    int8_t* q = quants + m * inputs + k;
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(q), _mm512_cvtepi32_epi8(a));
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(q + 16), _mm512_cvtepi32_epi8(b));
+    const float most = largest(max(abs(low), abs(high)));
+    const Floats ratio = floats(most > 0 ? 127.f / most : 0.f);
+    const Ints a = round_to_ints(low * ratio), b = round_to_ints(high * ratio);
+    store_bytes(quants + m * inputs + k, a);
+    store_bytes(quants + m * inputs + k + 16, b);
     const int64_t at = (m * inputs + k) / BLOCK;
     // One value that is no number makes the block none, and with it the row: max would hide it.
-    constexpr int NO_NUMBER = 0x99;  // NaN, quiet or not, and infinity of either sign
-    const bool odd = _mm512_fpclass_ps_mask(low, NO_NUMBER) | _mm512_fpclass_ps_mask(high, NO_NUMBER);
-    scales[at] = odd ? NAN : most / 127.f;
-    offsets[at] = -128 * _mm512_reduce_add_epi32(_mm512_add_epi32(a, b));
+    scales[at] = any(either(not_finite(low), not_finite(high))) ? NAN : most / 127.f;
+    offsets[at] = -128 * sum(a + b);
   }
 
   void store_row(int64_t m, const float* row) const {
     for (int64_t k = 0; k < inputs; k += 32)
-      store(m, k, _mm512_loadu_ps(row + k), _mm512_loadu_ps(row + k + 16));
+      store(m, k, load(row + k), load(row + k + 16));
   }
 };
 
@@ -77,61 +73,79 @@ struct Ahead {
   int64_t second;  // to the other cache line, 0 where there is none
 
   void fetch(int64_t step) const {
-    _mm_prefetch(from + step * stride, _MM_HINT_T0);
-    _mm_prefetch(from + step * stride + second, _MM_HINT_T0);
+    ::fetch(from + step * stride);
+    ::fetch(from + step * stride + second);
   }
 };
 
-// R rows from m on; each(m, low, high) gets the 32 sums of a row.
+// How many halves of a tile the registers hold at a time, for so many rows.
+constexpr int halves_of(int rows) { return 2 * rows <= ROWS_MOST * HALVES ? 2 : 1; }
+
+// Sum a tile's two halves: add(half, sums) for R rows from row m on; each(m, low, high) gets the 32
+// sums of a row.
+template <int R, class Each, class Add> static inline void by_halves(const Each& each, int64_t m, const Add& add) {
+  constexpr int Z = halves_of(R);
+  Floats all[R][2];
+  for (int half = 0; half < 2; half += Z) {
+    Floats sums[R][Z];
+    for (int i = 0; i < R; ++i)
+      for (int z = 0; z < Z; ++z) sums[i][z] = floats(0);
+    add(half, sums);
+    for (int i = 0; i < R; ++i)
+      for (int z = 0; z < Z; ++z) all[i][half + z] = sums[i][z];
+  }
+  for (int i = 0; i < R; ++i) each(m + i, all[i][0], all[i][1]);
+}
+
 template <int R, class Each>
 static inline void tile_bf16(const Weight& w, const Rows& x, int64_t tile, int64_t m, Ahead ahead, const Each& each) {
+  constexpr int Z = halves_of(R);
   const int64_t inputs = w.inputs;
   const bf16* weights = static_cast<const bf16*>(w.values) + tile * inputs * TILE;
   const bf16* rows = x.values + m * inputs;
-  __m512 sums[R][2];
-  for (int i = 0; i < R; ++i) sums[i][0] = sums[i][1] = _mm512_setzero_ps();
-  for (int64_t k = 0; k < inputs / 2; ++k) {
-    const __m512i low = _mm512_loadu_si512(weights + k * 64), high = _mm512_loadu_si512(weights + k * 64 + 32);
-    ahead.fetch(k);
-    for (int i = 0; i < R; ++i) {
-      const __m512i pair = broadcast4(rows + i * inputs + 2 * k);
-      sums[i][0] = dot_bf16(sums[i][0], pair, low);
-      sums[i][1] = dot_bf16(sums[i][1], pair, high);
+  by_halves<R>(each, m, [&](int half, Floats(&sums)[R][Z]) {
+    for (int64_t k = 0; k < inputs / 2; ++k) {
+      Ints some[Z];
+      for (int z = 0; z < Z; ++z) some[z] = load_ints(weights + k * 64 + (half + z) * 32);
+      if (half == 0) ahead.fetch(k);
+      for (int i = 0; i < R; ++i) {
+        const Ints pair = broadcast4(rows + i * inputs + 2 * k);
+        for (int z = 0; z < Z; ++z) sums[i][z] = dot_bf16(sums[i][z], pair, some[z]);
+      }
     }
-  }
-  for (int i = 0; i < R; ++i) each(m + i, sums[i][0], sums[i][1]);
+  });
 }
 
 template <int R, class Each>
 static inline void tile_int8(const Weight& w, const Rows& x, int64_t tile, int64_t m, Ahead ahead, const Each& each) {
+  constexpr int Z = halves_of(R);
   const int64_t inputs = w.inputs, blocks = inputs / BLOCK;
   const uint8_t* weights = static_cast<const uint8_t*>(w.values) + tile * inputs * TILE;
   const int8_t* rows = x.quants + m * inputs;
-  __m512 sums[R][2];
-  for (int i = 0; i < R; ++i) sums[i][0] = sums[i][1] = _mm512_setzero_ps();
-  for (int64_t block = 0; block < blocks; ++block) {
-    __m512i dots[R][2];
-    for (int i = 0; i < R; ++i)
-      dots[i][0] = dots[i][1] = _mm512_set1_epi32(x.offsets[(m + i) * blocks + block]);
+  const Floats low = load(w.scales + tile * TILE), high = load(w.scales + tile * TILE + 16);
+  const auto scaled = [&](int64_t row, Floats a, Floats b) { each(row, a * low, b * high); };
+  by_halves<R>(scaled, m, [&](int half, Floats(&sums)[R][Z]) {
+    for (int64_t block = 0; block < blocks; ++block) {
+      Ints dots[R][Z];
+      for (int i = 0; i < R; ++i)
+        for (int z = 0; z < Z; ++z) dots[i][z] = dots_from(x.offsets[(m + i) * blocks + block]);
 #pragma GCC unroll 8
-    for (int k = 0; k < BLOCK / 4; ++k) {
-      const uint8_t* at = weights + (block * (BLOCK / 4) + k) * 128;
-      const __m512i low = _mm512_loadu_si512(at), high = _mm512_loadu_si512(at + 64);
-      ahead.fetch(block * (BLOCK / 4) + k);
+      for (int k = 0; k < BLOCK / 4; ++k) {
+        const uint8_t* at = weights + (block * (BLOCK / 4) + k) * 128 + half * 64;
+        Ints some[Z];
+        for (int z = 0; z < Z; ++z) some[z] = load_ints(at + z * 64);
+        if (half == 0) ahead.fetch(block * (BLOCK / 4) + k);
+        for (int i = 0; i < R; ++i) {
+          const Ints four = broadcast4(rows + i * inputs + block * BLOCK + 4 * k);
+          for (int z = 0; z < Z; ++z) dots[i][z] = dot_bytes(dots[i][z], some[z], four);
+        }
+      }
       for (int i = 0; i < R; ++i) {
-        const __m512i four = broadcast4(rows + i * inputs + block * BLOCK + 4 * k);
-        dots[i][0] = _mm512_dpbusd_epi32(dots[i][0], low, four);
-        dots[i][1] = _mm512_dpbusd_epi32(dots[i][1], high, four);
+        const Floats scale = floats(x.scales[(m + i) * blocks + block]);
+        for (int z = 0; z < Z; ++z) sums[i][z] = fma(to_floats(dots[i][z]), scale, sums[i][z]);
       }
     }
-    for (int i = 0; i < R; ++i) {
-      const __m512 scale = _mm512_set1_ps(x.scales[(m + i) * blocks + block]);
-      sums[i][0] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dots[i][0]), scale, sums[i][0]);
-      sums[i][1] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dots[i][1]), scale, sums[i][1]);
-    }
-  }
-  const __m512 low = _mm512_loadu_ps(w.scales + tile * TILE), high = _mm512_loadu_ps(w.scales + tile * TILE + 16);
-  for (int i = 0; i < R; ++i) each(m + i, _mm512_mul_ps(sums[i][0], low), _mm512_mul_ps(sums[i][1], high));
+  });
 }
 
 template <int R, class Each>
@@ -139,34 +153,32 @@ static inline void tile_int4(const Weight& w, const Rows& x, int64_t tile, int64
   const int64_t inputs = w.inputs, blocks = inputs / BLOCK;
   const uint8_t* at = w.fours + tile * blocks * FOUR_BYTES;
   const int8_t* rows = x.quants + m * inputs;
-  const __m512i nibble = _mm512_set1_epi8(15);
-  __m512 sums[R][2];
-  for (int i = 0; i < R; ++i) sums[i][0] = sums[i][1] = _mm512_setzero_ps();
+  const Ints nibble = ints(0x0f0f0f0f);
+  Floats sums[R][2];
+  for (int i = 0; i < R; ++i) sums[i][0] = sums[i][1] = floats(0);
   for (int64_t block = 0; block < blocks; ++block, at += FOUR_BYTES) {
-    __m512i dots[R][2];
-    for (int i = 0; i < R; ++i) dots[i][0] = dots[i][1] = _mm512_setzero_si512();
+    Ints dots[R][2];
+    for (int i = 0; i < R; ++i) dots[i][0] = dots[i][1] = ints(0);
 #pragma GCC unroll 8
     for (int k = 0; k < BLOCK / 4; ++k) {
-      const __m512i both = _mm512_loadu_si512(at + k * 64);
-      const __m512i low = _mm512_and_si512(both, nibble);
-      const __m512i high = _mm512_and_si512(_mm512_srli_epi16(both, 4), nibble);
-      _mm_prefetch(at + k * 64 + 2560, _MM_HINT_T0);
+      const Ints both = load_ints(at + k * 64);
+      const Ints low = both & nibble, high = both >> 4 & nibble;
+      fetch(at + k * 64 + 2560);
       for (int i = 0; i < R; ++i) {
-        const __m512i four = broadcast4(rows + i * inputs + block * BLOCK + 4 * k);
-        dots[i][0] = _mm512_dpbusd_epi32(dots[i][0], low, four);
-        dots[i][1] = _mm512_dpbusd_epi32(dots[i][1], high, four);
+        const Ints four = broadcast4(rows + i * inputs + block * BLOCK + 4 * k);
+        dots[i][0] = dot_quants(dots[i][0], low, four);
+        dots[i][1] = dot_quants(dots[i][1], high, four);
       }
     }
-    _mm_prefetch(at + 512 + 2560, _MM_HINT_T0);
-    _mm_prefetch(at + 576 + 2560, _MM_HINT_T0);
+    fetch(at + 512 + 2560);
+    fetch(at + 576 + 2560);
     for (int i = 0; i < R; ++i) {
       const int64_t of = (m + i) * blocks + block;
-      const __m512 scale = _mm512_set1_ps(x.scales[of]), sum = _mm512_set1_ps(x.scales[of] * (x.offsets[of] / -128));
+      const Floats scale = floats(x.scales[of]), sum = floats(x.scales[of] * (x.offsets[of] / -128));
       for (int half = 0; half < 2; ++half) {
-        const __m512 steps = load_half(at + 512 + half * 32), least = load_half(at + 576 + half * 32);
-        sums[i][half] = _mm512_fmadd_ps(least, sum, sums[i][half]);
-        sums[i][half] =
-            _mm512_fmadd_ps(_mm512_cvtepi32_ps(dots[i][half]), _mm512_mul_ps(steps, scale), sums[i][half]);
+        const Floats steps = load_half(at + 512 + half * 32), least = load_half(at + 576 + half * 32);
+        sums[i][half] = fma(least, sum, sums[i][half]);
+        sums[i][half] = fma(to_floats(told_dots(dots[i][half])), steps * scale, sums[i][half]);
       }
     }
   }
@@ -179,7 +191,7 @@ static inline void multiply_tile(const Weight& w, const Rows& x, int64_t tile, i
                                  const Each& each) {
   const int64_t bytes = w.tile_bytes(), count = to - from;
   const char* here = static_cast<const char*>(w.values) + tile * bytes;
-  const int64_t passes = count / 8 + (count >> 2 & 1) + (count >> 1 & 1) + (count & 1);
+  const int64_t passes = count / ROWS_MOST + __builtin_popcountll(count % ROWS_MOST);
   int64_t pass = 0;
   const auto ahead = [&]() -> Ahead {
     if (passes == 1) return {here + 2048, 128, 64};
@@ -197,8 +209,10 @@ static inline void multiply_tile(const Weight& w, const Rows& x, int64_t tile, i
       tile_int8<R>(w, x, tile, m, ahead(), each);
     m += R;
   };
-  while (m + 8 <= to) go(std::integral_constant<int, 8>{});
-  if (m + 4 <= to) go(std::integral_constant<int, 4>{});
-  if (m + 2 <= to) go(std::integral_constant<int, 2>{});
+  while (m + ROWS_MOST <= to) go(std::integral_constant<int, ROWS_MOST>{});
+  if constexpr (ROWS_MOST > 4)
+    if (m + 4 <= to) go(std::integral_constant<int, 4>{});
+  if constexpr (ROWS_MOST > 2)
+    if (m + 2 <= to) go(std::integral_constant<int, 2>{});
   if (m < to) go(std::integral_constant<int, 1>{});
 }

@@ -8,13 +8,8 @@ constexpr float LOG2_E = 1.44269504f;
 
 // Turn a head's adjacent pairs, and multiply by `times`.
 inline void rotate(const float* x, const float* turns, int64_t dim, float times, float* out) {
-  const __m512 factor = _mm512_set1_ps(times);
-  for (int64_t d = 0; d < dim; d += 16) {
-    const __m512 pair = _mm512_loadu_ps(x + d), turn = _mm512_loadu_ps(turns + d);
-    const __m512 crossed = _mm512_mul_ps(_mm512_permute_ps(pair, 0xB1), _mm512_movehdup_ps(turn));
-    const __m512 turned = _mm512_fmaddsub_ps(pair, _mm512_moveldup_ps(turn), crossed);
-    _mm512_storeu_ps(out + d, _mm512_mul_ps(turned, factor));
-  }
+  const Floats factor = floats(times);
+  for (int64_t d = 0; d < dim; d += 16) store(out + d, multiply_complex(load(x + d), load(turns + d)) * factor);
 }
 
 // Attention's part of an engine: where queries, keys and values come from, and the pieces of a step.
@@ -51,12 +46,12 @@ class Attention {
     const auto turn = [&](const float* x, float times) {
       if (turns) return rotate(x, turns, dim, times, turned);
       for (int64_t d = 0; d < dim; d += 16)
-        _mm512_store_ps(turned + d, _mm512_mul_ps(_mm512_loadu_ps(x + d), _mm512_set1_ps(times)));
+        store(turned + d, load(x + d) * floats(times));
     };
     bf16* queries = queries_.get() + m * shape.query_width();
     for (int64_t head = h * group; head < (h + 1) * group; ++head) {
       turn(token + head * dim, LOG2_E / sqrtf(static_cast<float>(dim)));
-      for (int64_t d = 0; d < dim; d += 16) store_bf16(queries + head * dim + d, _mm512_load_ps(turned + d));
+      for (int64_t d = 0; d < dim; d += 16) store_bf16(queries + head * dim + d, load(turned + d));
     }
     turn(token + (shape.heads + h) * dim, 1.f);
     const Sequence s = work.sequence(layer, shape, row, h);
@@ -90,7 +85,6 @@ class Attention {
     return piece.parts == 1;
   }
 
-
   // Join the parts of one row and key head, if it was split.
   bool join(int64_t row, int64_t head) {
     if (batch->context_lengths[row] < SPLIT_TOKENS) return false;
@@ -112,7 +106,7 @@ class Attention {
   Buffer<Partial> partials_;
   Buffer<Tile> tiles_;
 
-    int64_t passes() const { return (shape.group() + GROUP_MAX - 1) / GROUP_MAX; }
+  int64_t passes() const { return (shape.group() + GROUP_MAX - 1) / GROUP_MAX; }
 
   Partial* partials(int64_t row, int64_t head, int64_t pass) {
     return partials_.get() + ((row * shape.kv_heads + head) * passes() + pass) * work.parts_max;

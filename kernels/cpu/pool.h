@@ -6,7 +6,6 @@
 #include <atomic>
 #include <climits>
 #include <cstdint>
-#include <immintrin.h>
 #include <linux/futex.h>
 #include <sys/syscall.h>
 #include <thread>
@@ -77,6 +76,15 @@ class Pool {
     }
   }
 
+  // Leave the core to the other thread on it, if there is one.
+  static void pause() {
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    asm volatile("isb");
+#endif
+  }
+
   static long futex(std::atomic<int>& word, int operation, int value) {
     return syscall(SYS_futex, reinterpret_cast<int*>(&word), operation | FUTEX_PRIVATE_FLAG, value, nullptr,
                    nullptr, 0);
@@ -85,7 +93,7 @@ class Pool {
   void await(std::atomic<int>& word, int old) {
     for (int i = 0; i < PAUSES; ++i) {
       if (word.load(std::memory_order_acquire) != old) return;
-      _mm_pause();
+      pause();
     }
     while (word.load() == old) {
       sleepers_.fetch_add(1);

@@ -1,7 +1,7 @@
 // A whole step of a llama-type decoder in one parallel region (kernels/native_step.py calls it), and
 // its parts alone: products and attention. Rows of any mix of prompt chunks and decodes. The model's
 // shape and its packed weights are data that Python hands in; buffers grow to the largest step seen.
-// Compiled for AVX-512 BF16 and VNNI; never called on a CPU without them.
+// Compiled once for each target of simd.h; kernels/native.py calls what this CPU can run.
 
 #include <chrono>
 #include <memory>
@@ -58,14 +58,14 @@ struct Model {
 };
 
 inline void norm_row(const float* x, const float* weight, int64_t width, float epsilon, const Rows& out, int64_t m) {
-  __m512 squares = _mm512_setzero_ps();
+  Floats squares = floats(0);
   for (int64_t k = 0; k < width; k += 16) {
-    const __m512 value = _mm512_loadu_ps(x + k);
-    squares = _mm512_fmadd_ps(value, value, squares);
+    const Floats value = load(x + k);
+    squares = fma(value, value, squares);
   }
-  const __m512 ratio = _mm512_set1_ps(1.f / sqrtf(_mm512_reduce_add_ps(squares) / width + epsilon));
+  const Floats ratio = floats(1.f / sqrtf(sum(squares) / width + epsilon));
   const auto normed = [&](int64_t k) {
-    return _mm512_mul_ps(_mm512_mul_ps(_mm512_loadu_ps(x + k), ratio), _mm512_loadu_ps(weight + k));
+    return load(x + k) * ratio * load(weight + k);
   };
   for (int64_t k = 0; k < width; k += 32) out.store(m, k, normed(k), normed(k + 16));
 }
@@ -86,9 +86,9 @@ class Engine {
             in.store(m, k, load_bf16(x + m * w.inputs + k), load_bf16(x + m * w.inputs + k + 16));
       });
       pool_.barrier();
-      tiles(id, w, in, rows, [&](int64_t m, int64_t n, __m512 low, __m512 high) {
-        _mm512_storeu_ps(y + m * stride + n, low);
-        _mm512_storeu_ps(y + m * stride + n + 16, high);
+      tiles(id, w, in, rows, [&](int64_t m, int64_t n, Floats low, Floats high) {
+        store(y + m * stride + n, low);
+        store(y + m * stride + n + 16, high);
       });
     });
   }
@@ -163,14 +163,14 @@ class Engine {
     pool_.share(id, w.tiles(), 1, [&](int64_t from, int64_t to) {
       for (int64_t tile = from; tile < to; ++tile)
         multiply_tile(w, in, tile, 0, rows,
-                      [&](int64_t m, __m512 low, __m512 high) { each(m, tile * TILE, low, high); });
+                      [&](int64_t m, Floats low, Floats high) { each(m, tile * TILE, low, high); });
     });
   }
 
   void embed(int id, const Model& model, const int64_t* ids, int64_t tokens) {
     for (int64_t m = id; m < tokens; m += pool_.threads())
       for (int64_t k = 0; k < model.hidden; k += 16)
-        _mm512_storeu_ps(x_.get() + m * model.hidden + k, load_bf16(model.embedding + ids[m] * model.hidden + k));
+        store(x_.get() + m * model.hidden + k, load_bf16(model.embedding + ids[m] * model.hidden + k));
     pool_.barrier();
   }
 
@@ -220,10 +220,10 @@ class Engine {
   }
 
   void add_product(int id, const Model& model, const Weight& w, const Rows& in, int64_t tokens) {
-    tiles(id, w, in, tokens, [&](int64_t m, int64_t n, __m512 low, __m512 high) {
+    tiles(id, w, in, tokens, [&](int64_t m, int64_t n, Floats low, Floats high) {
       float* to = x_.get() + m * model.hidden + n;
-      _mm512_storeu_ps(to, _mm512_add_ps(_mm512_loadu_ps(to), low));
-      _mm512_storeu_ps(to + 16, _mm512_add_ps(_mm512_loadu_ps(to + 16), high));
+      store(to, load(to) + low);
+      store(to + 16, load(to + 16) + high);
     });
     pool_.barrier();
   }
@@ -231,10 +231,10 @@ class Engine {
   void run_layer(int id, const Model& model, const Layer& layer, bf16* cache, int64_t tokens) {
     const Shape& shape = model.shape;
     const Rows in = normed(id, model, layer.input_norm, layer.qkv, tokens);
-    tiles(id, layer.qkv, in, tokens, [&](int64_t m, int64_t n, __m512 low, __m512 high) {
+    tiles(id, layer.qkv, in, tokens, [&](int64_t m, int64_t n, Floats low, Floats high) {
       float* to = qkv_.get() + m * shape.width() + n;
-      _mm512_storeu_ps(to, low);
-      _mm512_storeu_ps(to + 16, high);
+      store(to, low);
+      store(to + 16, high);
     });
     pool_.barrier();
     const Rows attended = b_.get(layer.output.format, tokens, shape.query_width());
@@ -243,7 +243,7 @@ class Engine {
       for (int64_t t = m; t < m + count; ++t) {
         const float* heads = attention_.out() + t * shape.query_width() + head * width;
         for (int64_t k = 0; k < width; k += 32)
-          attended.store(t, head * width + k, _mm512_loadu_ps(heads + k), _mm512_loadu_ps(heads + k + 16));
+          attended.store(t, head * width + k, load(heads + k), load(heads + k + 16));
       }
     });
     add_product(id, model, layer.output, attended, tokens);
@@ -260,14 +260,13 @@ class Engine {
       for (int64_t tile = from; tile < to; ++tile)
         for (int64_t first = 0; first < tokens; first += FED_ROWS) {
           const int64_t last = std::min(tokens, first + FED_ROWS);
-          multiply_tile(w, in, tile, first, last, [&](int64_t m, __m512 low, __m512 high) {
-            _mm512_store_ps(gates[m - first], silu_ps(low));
-            _mm512_store_ps(gates[m - first] + 16, silu_ps(high));
+          multiply_tile(w, in, tile, first, last, [&](int64_t m, Floats low, Floats high) {
+            store(gates[m - first], silu_of(low));
+            store(gates[m - first] + 16, silu_of(high));
           });
-          multiply_tile(w, in, out.inputs / TILE + tile, first, last, [&](int64_t m, __m512 low, __m512 high) {
+          multiply_tile(w, in, out.inputs / TILE + tile, first, last, [&](int64_t m, Floats low, Floats high) {
             const float* gate = gates[m - first];
-            out.store(m, tile * TILE, _mm512_mul_ps(_mm512_load_ps(gate), low),
-                      _mm512_mul_ps(_mm512_load_ps(gate + 16), high));
+            out.store(m, tile * TILE, load(gate) * low, load(gate + 16) * high);
           });
         }
     });
@@ -282,9 +281,9 @@ class Engine {
         norm_row(x_.get() + wanted[i] * model.hidden, model.final_norm, model.hidden, model.epsilon, in, i);
     });
     pool_.barrier();
-    tiles(id, model.head, in, count, [&](int64_t m, int64_t n, __m512 low, __m512 high) {
-      _mm512_storeu_ps(logits + m * model.head.outputs + n, low);
-      _mm512_storeu_ps(logits + m * model.head.outputs + n + 16, high);
+    tiles(id, model.head, in, count, [&](int64_t m, int64_t n, Floats low, Floats high) {
+      store(logits + m * model.head.outputs + n, low);
+      store(logits + m * model.head.outputs + n + 16, high);
     });
   }
 };
