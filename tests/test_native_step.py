@@ -281,7 +281,7 @@ def test_the_best_that_the_processor_runs_serves(target: str) -> None:
     """As on a CPU without AVX-512, or without AVX2: what is left serves, and nothing refuses."""
     assert targets()[0] == target
     assert targets()[-1] == "portable"
-    assert threads().functions is step_library(target)
+    assert threads().functions._name.endswith(f"-{target}.so")
     for dtype in (torch.bfloat16, torch.int8):
         assert native_ops.refusal("cpu", dtype) is None
 
