@@ -17,7 +17,7 @@ struct Shape {
 
 constexpr int64_t SPLIT_TOKENS = 64;  // contexts below are not worth splitting
 
-// As ctypes sees it (kernels/cpu_library.py has the same fields).
+// As ctypes sees it (kernels/native_step.py has the same fields).
 struct Batch {
   int64_t tokens, rows;
   const int32_t* query_lengths;    // [rows]
