@@ -139,7 +139,7 @@ def test_every_expression_parses() -> None:
             promql_parser.parse(substituted(expr))
             count += 1
     assert count > 100
-    with pytest.raises(ValueError, match="syntax|unclosed|unexpected"):
+    with pytest.raises(ValueError, match=r"syntax|unclosed|unexpected"):
         promql_parser.parse("sum(rate(x[5m])")
 
 
