@@ -11,11 +11,10 @@ import sys
 import termios
 import tty
 from collections.abc import Sequence
-from shutil import get_terminal_size
 from types import TracebackType
 from typing import Any, Self
 
-from rich.console import Console
+from rich.console import Console, ConsoleDimensions
 from rich.text import Text
 
 ENTER = "\x1b[?1049h\x1b[?25l\x1b[?7l"
@@ -23,6 +22,8 @@ ENTER = "\x1b[?1049h\x1b[?25l\x1b[?7l"
 LEAVE = "\x1b[0m\x1b[?7h\x1b[?25h\x1b[?1049l"
 HOME, TO_LINE_END, TO_SCREEN_END = "\x1b[H", "\x1b[K", "\x1b[J"
 KEYS_MAX = 64
+COLUMNS, LINES = 80, 24
+"""The size of a terminal that does not know it."""
 
 
 class Screen:
@@ -35,9 +36,16 @@ class Screen:
 
     @property
     def size(self) -> tuple[int, int]:
-        """Return columns and lines as they are now."""
-        columns, lines = get_terminal_size()
-        return columns, lines
+        """Return columns and lines as they are now.
+
+        LINES and COLUMNS of the environment are what they were when somebody set them: they are not
+        asked where the terminal itself knows.
+        """
+        try:
+            columns, lines = os.get_terminal_size(sys.stdout.fileno())
+        except OSError:
+            columns, lines = 0, 0
+        return (columns, lines) if columns and lines else (COLUMNS, LINES)
 
     def __enter__(self) -> Self:
         self.enter()
@@ -68,7 +76,8 @@ class Screen:
 
     def show(self, lines: Sequence[Text]) -> None:
         """Draw these lines over what stands there."""
-        *above, last = as_text(self._console, lines, self.size[0]).split("\n")
+        columns, _ = self._console.size = ConsoleDimensions(*self.size)
+        *above, last = as_text(self._console, lines, columns).split("\n")
         # Each line is cleared before it is written: behind a full one the cursor still stands on
         # its last cell, and clearing from there would take that.
         drawn = [TO_LINE_END + line for line in above] + [TO_SCREEN_END + last]

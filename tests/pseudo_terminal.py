@@ -97,7 +97,8 @@ def terminal(*command: str, columns: int = 100, lines: int = 30) -> Iterator[Ter
         stdout=theirs,
         stderr=theirs,
         start_new_session=True,
-        env={**os.environ, "TERM": "xterm-256color"},
+        # A stale LINES, as a shell may have left it, must not count.
+        env={**os.environ, "TERM": "xterm-256color", "LINES": "7", "COLUMNS": "33"},
     )
     try:
         yield Terminal(process, ours, theirs, mode)

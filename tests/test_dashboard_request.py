@@ -196,8 +196,14 @@ def test_a_server_without_a_history_that_shows_prompts_and_lets_no_page_send_any
         expect(page.locator("#link")).to_contain_text("live", timeout=WAIT_MS)
         expect(page.locator(".finder")).to_contain_text("Nothing has ended on this server yet.")
         name = complete(server, CANARY)
-        page.get_by_role("button", name="newest").click()
-        expect(page.locator(".finder")).to_contain_text(name)
+
+        def listed() -> bool:
+            """Ask for the list again: the end of a request is told after its answer."""
+            page.get_by_role("button", name="newest").click()
+            page.wait_for_timeout(100)
+            return name in page.locator(".finder").inner_text()
+
+        server.wait(listed, WAIT_MS / 1e3)
         open_request(page, server, name)
         expect(page.locator(".req-prompt")).to_have_text(CANARY)
         page.get_by_role("link", name="Try it").click()

@@ -28,7 +28,7 @@ from tests import tiny
 from tests.api import HELLO, post, still_answers
 from tests.servers import command, serving
 
-QUICK, MANY = 120, 8000
+QUICK, MANY = 60, 8000
 GROWTH_MB_MAX = 500
 """Far above what the sound models take, far below what their headers can claim.
 

@@ -92,9 +92,9 @@ def stopped(pid: int) -> bool:
 
 def test_a_frame_of_a_busy_server_and_the_way_out(server: Server, load: None) -> None:
     with top(*at(server)) as shown:
-        lines = shown.wait(shows("2 running, 1 waiting", "itl      p50"))
+        full = shows("2 running, 1 waiting", "itl      p50")
+        lines = shown.wait(lambda lines: len(lines) == 30 and full(lines))
         text = "\n".join(lines)
-        assert len(lines) == 30
         assert lines[0].startswith(f"iterscope top tiny at {server.url}")
         assert "█" in text
         for name in NAMES:
