@@ -8,7 +8,6 @@ are measured with. Prints tokens a second, medians of --rounds; --json FILE writ
 
 import argparse
 import json
-import math
 import random
 import statistics
 import sys
@@ -20,6 +19,7 @@ from typing import Any
 from bench.counterfactual import DEMO_MODEL, Recorder
 from bench.floor import decode_s, measure, prefill_s
 from bench.machine import StolenTime, describe
+from bench.workload import FIRST_ID, LAST_ID, mix_lengths
 from engine.build import build
 from engine.config import EngineConfig
 from engine.core import Core
@@ -28,12 +28,9 @@ from engine.messages import SamplingParams, Submit
 from engine.spec import read_spec
 
 GREEDY = SamplingParams(temperature=0.0, ignore_eos=True)
-FIRST_ID, LAST_ID = 300, 49_000
 CONTEXT = 256
 PROMPT = 512
 ANSWER = 64
-MIX_REQUESTS = 64
-MIX_SEED = 1234
 
 
 class MonotonicClock:
@@ -92,12 +89,8 @@ class Bench:
 
     def mix(self) -> float:
         """Return answers' tokens a second of the whole mix, from the first step to the last."""
-        pick, answers = random.Random(MIX_SEED), 0
-        for _ in range(MIX_REQUESTS):
-            prompt, answer = (
-                round(math.exp(pick.uniform(math.log(low), math.log(high))))
-                for low, high in ((16, 512), (8, 256))
-            )
+        answers = 0
+        for prompt, answer in mix_lengths():
             self.add(prompt, answer)
             answers += answer
         began = time.perf_counter()

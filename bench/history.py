@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.machine import StolenTime, describe
+from bench.modes import percentile
 from bench.synthetic_day import ROWS, RUN_ID, Day, write_day
 from telemetry.bus import Bus
 from telemetry.config import TelemetryConfig
@@ -131,12 +132,6 @@ def ingest(folder: Path) -> dict[str, float]:
         "ingest_behind_max": behind_max,
         "ingest_lost": status.lost,
     }
-
-
-def percentile(values: list[float], share: float) -> float:
-    """Return the nearest-rank percentile."""
-    ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
 
 
 def explained(history: History, day: Day) -> dict[str, float]:
