@@ -245,3 +245,21 @@ class StepBackend(Protocol):
         beat is called now and then in a step that takes long: one that goes on is no hang.
         """
         ...
+
+
+@runtime_checkable
+class GraphBackend(Protocol):
+    """The optional hook of a backend whose steps of decodes can be captured and replayed.
+
+    A replay repeats what kernels were launched and with which numbers; what lies in the step's
+    tensors may change. So prepare and attend must take nothing of a batch of decodes from its host
+    lists but what host_ints tells, copy nothing from the host and wait for nothing.
+    """
+
+    def host_ints(self, batch: AttentionBatch) -> tuple[int, ...]:
+        """Return every number of a batch of decodes that its kernels are launched with.
+
+        Sizes of grids, counts of parts, longest contexts; rows and the width of block tables are
+        the same in all replays, and need not be told.
+        """
+        ...

@@ -118,13 +118,17 @@ class NativeBackend:
         """Describe the step's rows to C++."""
         assert isinstance(cache, NativeCache)
         lengths = torch.tensor(batch.query_lengths_host, dtype=torch.int32)
-        contexts = torch.tensor(batch.context_lengths_host, dtype=torch.int32)
+        contexts = batch.context_lengths.contiguous()
         tables = batch.block_tables.contiguous()
         described = _Batch(
             *(len(batch.slot_mapping), len(lengths), lengths.data_ptr(), contexts.data_ptr()),
             *(tables.data_ptr(), tables.shape[1], cache.block_tokens),
         )
         return _Prepared(described, (lengths, contexts, tables))
+
+    def host_ints(self, batch: AttentionBatch) -> tuple[int, ...]:
+        """Return nothing: C++ reads contexts and tables where they are when it is called."""
+        return ()
 
     def attend(
         self,
