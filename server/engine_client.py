@@ -125,9 +125,11 @@ class EngineClient:
         self._stopping = True
         if self._restart:
             self._restart.cancel()
-        engine = self._engine
-        if engine is None:
-            return
+        if self._engine is not None:
+            await self._leave(self._engine, grace_s)
+        self._context.destroy(linger=0)
+
+    async def _leave(self, engine: EngineProcess, grace_s: float) -> None:
         with contextlib.suppress(zmq.Again):  # an engine that has not connected yet cannot be told
             engine.channels.commands.send(self._encode(Shutdown()), zmq.DONTWAIT)
         deadline = self._clock.now_ns() + int(grace_s * 1e9)
@@ -135,7 +137,6 @@ class EngineClient:
             await asyncio.sleep(0.01)
         if self._engine is not None:
             self._bury()
-        self._context.destroy(linger=0)
 
     @property
     def pid(self) -> int | None:
@@ -314,7 +315,10 @@ class EngineClient:
 
     def _command(self, command: Submit | Abort) -> None:
         assert self._engine is not None
-        self._engine.channels.commands.send(self._encode(command), zmq.DONTWAIT)
+        # Its socket lets go of an engine that died a moment before its sentinel says so: then
+        # `_bury` is due, and ends this sequence with all the others.
+        with contextlib.suppress(zmq.Again):
+            self._engine.channels.commands.send(self._encode(command), zmq.DONTWAIT)
 
     # ---- news
 

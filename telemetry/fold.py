@@ -166,8 +166,8 @@ class Fold:
     def advance(self) -> None:
         """Take in what was published since; bounded by the ring."""
         head = self._bus.head
-        # After a loss the live set is that of a later place: read on at least to there, so that
-        # counts and live set are of one moment.
+        # After a loss the live set is that of a later place: read on past it, so that counts and
+        # live set are of one moment, and the counts are known at all.
         while self._reader.seq < max(head, self._live_seq):
             self._take(self._reader.take(TAKE_MAX))
 
@@ -192,7 +192,7 @@ class Fold:
         before = self._live.copy()
         self._live.clear()  # the queue's fold looks at the same
         self._live.update((start.request, start) for start in snapshot.live)
-        self._live_seq = snapshot.seq
+        self._live_seq = snapshot.seq + 1  # in the ring: what follows the newest that left it
         for request in before.keys() - self._live.keys():
             self._forget(request)
         for request in self._live.keys() - before.keys():
