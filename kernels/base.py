@@ -140,6 +140,15 @@ class DecoderWeights:
     logits_cap: float | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeadNorms:
+    """The norms that a model puts on each head of queries and keys before rope."""
+
+    query: torch.Tensor  # [head_dim]
+    key: torch.Tensor  # [head_dim]
+    eps: float
+
+
 class Ops(Chooser, Protocol):
     """Everything of a decoder but attention. Any op may reuse its inputs' memory, weights not."""
 
@@ -177,6 +186,22 @@ class Ops(Chooser, Protocol):
 
     def gelu_multiply(self, gate_up: torch.Tensor) -> torch.Tensor:
         """Return the same with gelu, by its tanh approximation, in place of silu."""
+        ...
+
+
+@runtime_checkable
+class KeptOps(Protocol):
+    """The optional hook of ops whose packed weights are tensors, which can be kept on disk."""
+
+    layout: str
+    """What is different where they lie otherwise."""
+
+    def tensors(self, weight: PackedWeight) -> dict[str, torch.Tensor]:
+        """Return what a packed weight consists of, by name."""
+        ...
+
+    def weight(self, tensors: dict[str, torch.Tensor]) -> PackedWeight:
+        """Return the packed weight that consists of these."""
         ...
 
 
@@ -248,18 +273,38 @@ class StepBackend(Protocol):
 
 
 @runtime_checkable
-class GraphBackend(Protocol):
-    """The optional hook of a backend whose steps of decodes can be captured and replayed.
+class FusedBackend(Protocol):
+    """The optional hook of a backend that turns and stores a projection's heads as it attends."""
 
-    A replay repeats what kernels were launched and with which numbers; what lies in the step's
-    tensors may change. So prepare and attend must take nothing of a batch of decodes from its host
-    lists but what host_ints tells, copy nothing from the host and wait for nothing.
+    def attend_qkv(
+        self,
+        layer: int,
+        qkv: torch.Tensor,
+        turns: torch.Tensor,
+        norms: HeadNorms | None,
+        cache: Cache,
+        prepared: Prepared,
+    ) -> torch.Tensor:
+        """Return the attention [T, heads, head_dim] of qkv [T, heads + 2 kv_heads, head_dim].
+
+        Queries and keys are normed, then turned by turns [T, head_dim / 2, 2]; keys and values are
+        written into the cache.
+        """
+        ...
+
+
+@runtime_checkable
+class GraphBackend(Protocol):
+    """The optional hook of a backend whose steps of decodes may be captured and replayed.
+
+    A replay repeats what was launched, with the same numbers; what lies in the step's tensors may
+    change. So prepare and attend take nothing of the host's lists but what launch_key tells, copy
+    nothing from pageable memory and wait for nothing.
     """
 
-    def host_ints(self, batch: AttentionBatch) -> tuple[int, ...]:
-        """Return every number of a batch of decodes that its kernels are launched with.
+    def launch_key(self, batch: AttentionBatch, cache: Cache) -> tuple[int, ...]:
+        """Return every integer of the host that the work on this batch takes.
 
-        Sizes of grids, counts of parts, longest contexts; rows and the width of block tables are
-        the same in all replays, and need not be told.
+        Batches of one key, in the same memory, differ in what the device's tensors hold alone.
         """
         ...
