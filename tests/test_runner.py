@@ -297,6 +297,28 @@ def test_a_plan_is_packed_row_after_row() -> None:
     assert attention.context_lengths_host == [6, 2, 9]
 
 
+def test_few_decodes_are_packed_as_many_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [(6, 1, [9, 3]), (0, 1, [5]), (12, 1, [7, 1, 2, 11, 12]), (3, 1, [6])]
+    plan = replace(plan_with_rows(*rows), token_ids=[4, PLACEHOLDER, 5, PLACEHOLDER])
+    told = []
+    for few in (16, 0):
+        monkeypatch.setattr("engine.batch.FEW_ROWS", few)
+        batch = PackedBatch(tokens=32, rows=8, model_len=64, block_tokens=4, device="cpu")
+        batch.fill(plan_with_rows((0, 30, list(range(1, 9)))), ())  # leaves what must not be seen
+        told.append(batch.fill(plan, ()))
+    few_rows, many = told
+    assert few_rows.unread == many.unread == [(1, 11), (3, 13)]
+    for name in ("input_ids", "positions", "sample_tokens"):
+        assert getattr(few_rows.step, name).tolist() == getattr(many.step, name).tolist(), name
+    for name in ("query_starts", "context_lengths", "slot_mapping", "block_tables"):
+        mine = getattr(few_rows.step.attention, name)
+        theirs = getattr(many.step.attention, name)
+        assert mine.tolist() == theirs.tolist(), name
+        assert mine.dtype == theirs.dtype
+    assert few_rows.step.attention.query_lengths_host == [1] * 4
+    assert few_rows.step.attention.context_lengths_host == [7, 1, 13, 4]
+
+
 def test_padding_rows_lie_in_block_0_after_the_others() -> None:
     batch = PackedBatch(tokens=32, rows=8, model_len=64, block_tokens=4, device="cpu")
     batch.fill(plan_with_rows((0, 30, list(range(1, 9)))), ())
