@@ -56,7 +56,7 @@ class NativeCache:
 @dataclass(frozen=True, slots=True)
 class _Prepared:
     batch: _Batch
-    kept: tuple[torch.Tensor, ...]
+    kept: tuple[object, ...]
     """What the batch points to."""
 
 
@@ -117,16 +117,17 @@ class NativeBackend:
     def prepare(self, batch: AttentionBatch, cache: Cache) -> Prepared:
         """Describe the step's rows to C++."""
         assert isinstance(cache, NativeCache)
-        lengths = torch.tensor(batch.query_lengths_host, dtype=torch.int32)
+        lengths = (ctypes.c_int32 * len(batch.query_lengths_host))(*batch.query_lengths_host)
         contexts = batch.context_lengths.contiguous()
         tables = batch.block_tables.contiguous()
         described = _Batch(
-            *(len(batch.slot_mapping), len(lengths), lengths.data_ptr(), contexts.data_ptr()),
+            *(len(batch.slot_mapping), len(lengths), ctypes.addressof(lengths)),
+            contexts.data_ptr(),
             *(tables.data_ptr(), tables.shape[1], cache.block_tokens),
         )
         return _Prepared(described, (lengths, contexts, tables))
 
-    def host_ints(self, batch: AttentionBatch) -> tuple[int, ...]:
+    def launch_key(self, batch: AttentionBatch, cache: Cache) -> tuple[int, ...]:
         """Return nothing: C++ reads contexts and tables where they are when it is called."""
         return ()
 
