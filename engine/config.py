@@ -64,6 +64,8 @@ class EngineConfig:
     attention_backend: str = setting("attention kernels", "auto", ATTENTION_BACKENDS)
     decode_buckets: str = setting("row counts to pad decode steps to, comma separated", "")
     engine_threads: int | None = setting("threads of the CPU engine", None)
+    packed_cache: str | None = setting("folder that keeps packed weights for the next start", None)
+    packed_cache_bytes: int = setting("most bytes kept there; 0 keeps none", 8 * 2**30)
 
     @property
     def buckets(self) -> tuple[int, ...]:
@@ -142,6 +144,7 @@ def check_engine(config: EngineConfig) -> None:
         ("tenants_max", 1),
         ("priority_age_ms", 1),
         ("policy_preemptions_max", 0),
+        ("packed_cache_bytes", 0),
         ("ttft_ms", 0),
         ("tpot_ms", 0),
     ):

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import torch
 
+from engine import packed
 from engine.batch import Filled, PackedBatch
 from engine.config import ConfigError, EngineConfig
 from engine.logprobs import (
@@ -33,7 +34,7 @@ from engine.plan import PendingStep, Plan, StepOutput
 from engine.sampler import Sampled, SamplingBatch, sample, sampling_batch
 from engine.spec import ModelSpec
 from engine.timer import DeviceTimer, device_timer
-from engine.weights import TORCH_DTYPES, attention_shape, load_weights
+from engine.weights import TORCH_DTYPES, attention_shape
 from kernels.base import AttentionBatch, BackendError, Cache, DecoderWeights, StepBatch
 from kernels.select import Choice, choose
 
@@ -138,14 +139,7 @@ class ModelRunner:
         except BackendError as error:
             raise ConfigError(f"--attention-backend: {error}") from error
         with torch.inference_mode():
-            weights = load_weights(
-                spec,
-                dtype=config.dtype,
-                device=config.device,
-                positions=config.max_model_len,
-                pack=choice.ops.pack,
-                progress=progress,
-            )
+            weights = packed.load(spec, config, choice.ops, progress)
             return cls(config=config, spec=spec, weights=weights, choice=choice, beat=beat)
 
     def run(self, plan: Plan) -> PendingStep:

@@ -7,6 +7,7 @@ leaves a weight uninitialised and never takes one that is not finite.
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -177,15 +178,40 @@ class _Loader:
         return interleaved(weight, heads)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightParts:
+    """What of the decoder's weights comes from files, packed; the rest follows from the spec.
+
+    factors are what a GGUF file divides rope's frequencies by.
+    """
+
+    embedding: torch.Tensor
+    layers: tuple[LayerWeights, ...]
+    final_norm: torch.Tensor
+    head: PackedWeight
+    factors: torch.Tensor | None
+
+
 def load_weights(
     spec: ModelSpec, *, dtype: str, device: str, positions: int, pack: Pack, progress: Progress
 ) -> DecoderWeights:
     """Read the decoder's weights from spec.path, or raise SpecError naming file and tensor.
 
-    positions is how many the rope tables cover. A tied model whose file brings a head of its own
-    keeps that head when it differs from the embedding, as transformers does.
+    positions is how many the rope tables cover.
     """
-    names, form = spec.names, spec.form
+    parts = read_parts(spec, dtype, device, pack, progress)
+    return assembled(spec, parts, positions, device)
+
+
+def read_parts(
+    spec: ModelSpec, dtype: str, device: str, pack: Pack, progress: Progress
+) -> WeightParts:
+    """Read, check and pack what the files hold.
+
+    A tied model whose file brings a head of its own keeps that head when it differs from the
+    embedding, as transformers does.
+    """
+    names = spec.names
     with open_source(spec.path) as source:
         has_head = check_shapes(spec, source.shapes)
         loader = _Loader(spec, source, (TORCH_DTYPES[dtype], device), progress)
@@ -193,23 +219,33 @@ def load_weights(
         head = loader.matrix(names.head) if has_head else embedding
         if spec.tied_head and torch.equal(head, embedding):
             head = embedding
-        factors = _gguf_factors(spec, source)
-        local = None
-        if form.local_rope is not None:
-            local = _rotations(spec, form.local_rope, positions, None).to(device)
-        return DecoderWeights(
-            shape=attention_shape(spec),
-            norm_eps=spec.norm_eps,
+        return WeightParts(
             embedding=embedding.to(loader.dtype),
             layers=tuple(loader.layer(number, pack) for number in range(spec.layers)),
             final_norm=loader.norm(names.final_norm),
             head=pack(head),
-            rotations=_rotations(spec, spec.rope, positions, factors).to(device),
-            local_rotations=local,
-            activation=form.activation,
-            embedding_scale=torch.tensor(form.embedding_scale).to(loader.dtype).item(),
-            logits_cap=form.logits_cap,
+            factors=_gguf_factors(spec, source),
         )
+
+
+def assembled(spec: ModelSpec, parts: WeightParts, positions: int, device: str) -> DecoderWeights:
+    """Return the decoder's weights with the tables of its rope for so many positions."""
+    form, local = spec.form, None
+    if form.local_rope is not None:
+        local = _rotations(spec, form.local_rope, positions, None).to(device)
+    return DecoderWeights(
+        shape=attention_shape(spec),
+        norm_eps=spec.norm_eps,
+        embedding=parts.embedding,
+        layers=parts.layers,
+        final_norm=parts.final_norm,
+        head=parts.head,
+        rotations=_rotations(spec, spec.rope, positions, parts.factors).to(device),
+        local_rotations=local,
+        activation=form.activation,
+        embedding_scale=torch.tensor(form.embedding_scale).to(parts.embedding.dtype).item(),
+        logits_cap=form.logits_cap,
+    )
 
 
 def attention_shape(spec: ModelSpec) -> AttentionShape:

@@ -76,18 +76,23 @@ def _sources(pattern: str) -> list[Path]:
     return sorted(SOURCES.glob(pattern))
 
 
-def _library(part: str, flags: tuple[str, ...], sources: list[Path]) -> ctypes.CDLL:
-    """Find or build one library; all are named by everything that any of them is made of."""
+@lru_cache(maxsize=1)
+def version() -> str:
+    """Return what names everything that is built of these sources for this kind of machine."""
     digest = sha256(repr((FLAGS, TARGETS, platform.machine())).encode())
     for source in _sources("*.[ch]*"):
         digest.update(source.read_bytes())
-    version = digest.hexdigest()[:16]
-    name = f"iterscope-{version}-{part}.so"
+    return digest.hexdigest()[:16]
+
+
+def _library(part: str, flags: tuple[str, ...], sources: list[Path]) -> ctypes.CDLL:
+    """Find or build one library; all are named by everything that any of them is made of."""
+    name = f"iterscope-{version()}-{part}.so"
     for folder in _folders():
         if (folder / name).is_file():
             return _loaded(folder / name)
     built = _built(name, flags, sources)
-    _forget_others(built.parent, version)
+    _forget_others(built.parent)
     return _loaded(built)
 
 
@@ -148,8 +153,8 @@ def _writable() -> Path:
     raise NativeError(f"no folder to build in: {', '.join(map(str, _folders()))}")
 
 
-def _forget_others(folder: Path, version: str) -> None:
+def _forget_others(folder: Path) -> None:
     """Delete what older sources were built to; a process that uses one keeps its file open."""
     for other in folder.glob("iterscope-*.so"):
-        if version not in other.name:
+        if version() not in other.name:
             other.unlink(missing_ok=True)

@@ -14,7 +14,7 @@ import torch
 
 from kernels.base import PackedWeight
 from kernels.choose import Drawn
-from kernels.native import TARGETS, NativeError, step_library, targets
+from kernels.native import TARGETS, NativeError, step_library, targets, version
 from kernels.ops import TorchOps
 
 TILE = 32
@@ -155,6 +155,28 @@ class NativeOps(TorchOps):
             ctypes.c_void_p(values.data_ptr()),
         )
         return NativeWeight(outputs=outputs, inputs=inputs, values=values)
+
+    @property
+    def layout(self) -> str:
+        """Return how weights lie: as these sources put them."""
+        return f"{self.name} {version()}"
+
+    def tensors(self, weight: PackedWeight) -> dict[str, torch.Tensor]:
+        """Return what a packed weight consists of."""
+        if not isinstance(weight, NativeWeight):
+            assert isinstance(weight, torch.Tensor)
+            return {"whole": weight}
+        sizes = torch.tensor([weight.outputs, weight.inputs])
+        parts = {name: getattr(weight, name) for name in ("values", "scales", "fours")}
+        return {"sizes": sizes} | {name: part for name, part in parts.items() if part is not None}
+
+    def weight(self, tensors: dict[str, torch.Tensor]) -> PackedWeight:
+        """Return the packed weight that consists of these."""
+        if "whole" in tensors:
+            return tensors["whole"]
+        outputs, inputs = tensors["sizes"].tolist()
+        parts = {name: part for name, part in tensors.items() if name != "sizes"}
+        return NativeWeight(outputs=outputs, inputs=inputs, **parts)
 
     def linear(self, x: torch.Tensor, weight: PackedWeight) -> torch.Tensor:
         """Return x [T, in] times the transposed weight: [T, out]."""

@@ -24,7 +24,7 @@ from engine.messages import Progress
 from server.app import build_app
 from server.clock import Clock
 from server.comparisons import Comparisons
-from server.config import ServerConfig, shown
+from server.config import ServerConfig, cache_folder, shown
 from server.connections import Connections, enough_descriptors
 from server.context import Context
 from server.engine_client import EngineClient, EngineFailed, Identity
@@ -111,7 +111,11 @@ def build_context(config: ServerConfig, model: Model, keys: KeyRing | None) -> C
     run_id = time.strftime("%Y%m%dT%H%M%S", time.gmtime()) + "-" + secrets.token_hex(3)
     bus = Bus(run_id=run_id, capacity=config.telemetry.ring_records)
     engine = EngineClient(
-        config=replace(config.engine, model=model.spec.path),
+        config=replace(
+            config.engine,
+            model=model.spec.path,
+            packed_cache=config.engine.packed_cache or str(cache_folder() / "packed"),
+        ),
         identity=Identity(replica=config.replica, model=model.names[0]),
         bus=bus,
         clock=clock,
