@@ -9,10 +9,17 @@ from dataclasses import asdict, replace
 
 import msgspec
 
-from engine.config import EngineConfig, resolve
+from engine.config import (
+    ConfigError,
+    DeviceFacts,
+    EngineConfig,
+    kv_bytes_per_token,
+    resolve,
+)
 from engine.core import Core, Emit
 from engine.device import device_facts
 from engine.kv import KVPool
+from engine.memory import device_memory, measure
 from engine.plan import Clock
 from engine.policies import POLICIES
 from engine.runner import ModelRunner
@@ -39,19 +46,61 @@ def build(
     """
     progress("reading the model's header", 0.0)
     spec = read_spec(config.model)
-    resolved = resolve(config, spec, device_facts(config, spec))
-    runner = ModelRunner.build(resolved, spec, progress, beat)
+    runner, resolved = _settled(config, spec, progress, beat)
     runner.warm_up(progress)
+    without_graphs = runner.capture(progress)
+    if without_graphs and config.graphs == "on":
+        raise ConfigError(f"--graphs on: {without_graphs}")
+    if without_graphs and resolved.graphs == "on":
+        resolved = replace(resolved, graphs="off")
+        runner.refusals["graphs"] = without_graphs
     assert resolved.kv_blocks is not None
     pool = KVPool(blocks=resolved.kv_blocks, block_tokens=resolved.block_size)
     times = StepTimes()
     policy = POLICIES[resolved.scheduling_policy](resolved, times)
     scheduler = Scheduler(config=resolved, pool=pool, policy=policy, eos_ids=spec.eos_ids)
     depth = resolved.loop_depth
+    assert depth is not None
     core = Core(
         scheduler=scheduler, runner=runner, clock=clock, emit=emit, times=times, depth=depth
     )
     return core, _run_record(resolved, spec, runner)
+
+
+def _settled(
+    config: EngineConfig,
+    spec: ModelSpec,
+    progress: Callable[[str, float], None],
+    beat: Callable[[], None],
+) -> tuple[ModelRunner, EngineConfig]:
+    """Return a runner and its limits: on a GPU the KV cache is what a worst step leaves free."""
+    facts = device_facts(config, spec)
+    if facts.device == "cpu" or config.kv_blocks or config.kv_cache_memory:
+        resolved = resolve(config, spec, facts)
+        return ModelRunner.build(resolved, spec, progress, beat), resolved
+    return measured(config, spec, facts, progress, beat)
+
+
+def measured(
+    config: EngineConfig,
+    spec: ModelSpec,
+    facts: DeviceFacts,
+    progress: Callable[[str, float], None],
+    beat: Callable[[], None] = lambda: None,
+) -> tuple[ModelRunner, EngineConfig]:
+    """Load the model, run its worst steps without a cache, and give the cache what they leave.
+
+    Raises ConfigError when that holds less than two blocks.
+    """
+    whole = kv_bytes_per_token(spec, resolve(config, spec, facts).dtype) * spec.model_len
+    provisional = resolve(config, spec, replace(facts, pool_bytes=2 * whole))
+    runner = ModelRunner.build(replace(provisional, kv_blocks=1), spec, progress, beat)
+    progress("measuring memory", 0.0)
+    found = measure(device_memory(facts.device), runner.run_worst, runner.graphs_bytes)
+    pool_bytes = found.pool_bytes(config.gpu_memory_utilization)
+    resolved = resolve(config, spec, replace(facts, pool_bytes=pool_bytes))
+    runner.settle(resolved)
+    return runner, resolved
 
 
 def _run_record(config: EngineConfig, spec: ModelSpec, runner: ModelRunner) -> Run:

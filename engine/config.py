@@ -7,6 +7,7 @@ or raises ConfigError naming the flag. Knows no torch: the device's facts are ha
 
 import math
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Any
 
 from engine.spec import ModelSpec
@@ -19,6 +20,10 @@ DTYPES = ("auto", "f32", "bf16", "int8")
 DEVICES = ("auto", "cpu", "cuda")
 ATTENTION_BACKENDS = ("auto", "native", "sdpa", "reference")
 """The names in kernels/select.py, known before anything of it is loaded."""
+GRAPHS = ("auto", "on", "off")
+KV_CACHE_MEMORY = 2**30
+BUCKETS = (1, 2, 4, *range(8, 257, 8))
+"""Rows of the decode steps that a GPU has graphs for."""
 KV_BYTES = {"f32": 4, "bf16": 2, "int8": 2}
 
 
@@ -41,11 +46,16 @@ class EngineConfig:
     max_num_batched_tokens: int = setting("token budget of one step", 512)
     block_size: int = setting("tokens in one KV block", 16)
     kv_blocks: int | None = setting("KV blocks that requests may use", None)
-    kv_cache_memory: int = setting("bytes for the KV cache when --kv-blocks is not given", 2**30)
+    kv_cache_memory: int | None = setting(
+        "bytes for the KV cache; by default 1 GiB, on a GPU what a worst step leaves free", None
+    )
+    gpu_memory_utilization: float = setting("share of a GPU's memory to use, at most", 0.9)
     batching: str = setting("how batches form", "continuous", BATCHING_MODES)
     window_ms: int = setting("milliseconds a dynamic batch waits for company", 50)
     static_max_tokens: int = setting("max_tokens of requests without one, in fixed batches", 256)
-    loop_depth: int = setting("steps in flight; 2 plans the next before this one is done", 1)
+    loop_depth: int | None = setting(
+        "steps in flight; 2 plans the next before this one is done, as a GPU has it", None
+    )
     scheduling_policy: str = setting("who goes first", "decode_first", POLICY_NAMES)
     enable_prefix_caching: bool = setting("reuse KV blocks of equal prompt beginnings", True)
     prefix_cache_isolation: str = setting("who shares cached blocks", "none", ISOLATIONS)
@@ -62,7 +72,12 @@ class EngineConfig:
     dtype: str = setting("weight and activation type", "auto", DTYPES)
     device: str = setting("where the model runs", "auto", DEVICES)
     attention_backend: str = setting("attention kernels", "auto", ATTENTION_BACKENDS)
-    decode_buckets: str = setting("row counts to pad decode steps to, comma separated", "")
+    decode_buckets: str = setting(
+        "row counts to pad decode steps to, comma separated; auto: 1, 2, 4, 8, 16, 24 ... on a GPU",
+        "auto",
+    )
+    graphs: str = setting("replay captured decode steps; auto: on a GPU", "auto", GRAPHS)
+    nvtx: bool = setting("mark steps for NVIDIA's profilers", False)
     engine_threads: int | None = setting("threads of the CPU engine", None)
     packed_cache: str | None = setting("folder that keeps packed weights for the next start", None)
     packed_cache_bytes: int = setting("most bytes kept there; 0 keeps none", 8 * 2**30)
@@ -70,6 +85,8 @@ class EngineConfig:
     @property
     def buckets(self) -> tuple[int, ...]:
         """Return the decode buckets, ascending."""
+        if self.decode_buckets == "auto":
+            return ()
         return tuple(sorted({int(part) for part in self.decode_buckets.split(",") if part}))
 
     @property
@@ -81,11 +98,15 @@ class EngineConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceFacts:
-    """What the device decides: its name and the dtype that `auto` stands for."""
+    """What the device decides: its name, the dtype that `auto` stands for, bytes for the KV cache.
+
+    pool_bytes None is the default; a GPU's are measured once the model is there.
+    """
 
     device: str
     auto_dtype: str
     threads: int
+    pool_bytes: int | None = None
 
 
 def kv_bytes_per_token(spec: ModelSpec, dtype: str) -> int:
@@ -103,10 +124,11 @@ def resolve(config: EngineConfig, spec: ModelSpec, facts: DeviceFacts) -> Engine
     check_engine(config)
     dtype = facts.auto_dtype if config.dtype == "auto" else config.dtype
     block_bytes = kv_bytes_per_token(spec, dtype) * config.block_size
-    blocks = config.kv_blocks or config.kv_cache_memory // block_bytes
+    pool_bytes = config.kv_cache_memory or facts.pool_bytes or KV_CACHE_MEMORY
+    blocks = config.kv_blocks or pool_bytes // block_bytes
     if blocks < 2:
         raise ConfigError(
-            f"--kv-cache-memory {config.kv_cache_memory} holds {blocks} KV blocks of "
+            f"--kv-cache-memory {pool_bytes} holds {blocks} KV blocks of "
             f"{block_bytes} bytes; at least 2 are needed"
         )
     pool_tokens = blocks * config.block_size
@@ -114,15 +136,42 @@ def resolve(config: EngineConfig, spec: ModelSpec, facts: DeviceFacts) -> Engine
     budget = config.max_num_batched_tokens
     if not config.enable_chunked_prefill:
         budget = max(budget, model_len)
+    on_gpu = facts.device == "cuda"
+    graphs = ("on" if on_gpu else "off") if config.graphs == "auto" else config.graphs
+    buckets = config.decode_buckets
+    if buckets == "auto":
+        wanted = buckets_of(config.max_num_seqs) if graphs == "on" else ()
+        buckets = ",".join(map(str, wanted))
     return replace(
         config,
         dtype=dtype,
         device=facts.device,
+        decode_buckets=buckets,
+        graphs=graphs,
+        loop_depth=config.loop_depth or (2 if on_gpu else 1),
+        kv_cache_memory=pool_bytes,
         kv_blocks=blocks,
         max_model_len=model_len,
         max_num_batched_tokens=budget,
         engine_threads=config.engine_threads or facts.threads,
     )
+
+
+def _check_shares(config: EngineConfig) -> None:
+    """Raise ConfigError for a share that is none."""
+    if not 0.05 <= config.gpu_memory_utilization <= 1:
+        raise ConfigError("--gpu-memory-utilization must lie within 0.05 and 1")
+    try:
+        weights = config.weights
+    except ValueError:
+        raise ConfigError("--tenant-weights must be name=number, separated by commas") from None
+    if not all(0 < weight < math.inf for weight in weights.values()):
+        raise ConfigError("--tenant-weights must be above 0")
+
+
+def buckets_of(rows_max: int) -> tuple[int, ...]:
+    """Return the buckets that steps of up to so many rows need; larger steps have none."""
+    return tuple(size for before, size in pairwise((0, *BUCKETS)) if before < rows_max)
 
 
 def check_engine(config: EngineConfig) -> None:
@@ -158,6 +207,7 @@ def check_engine(config: EngineConfig) -> None:
         ("prefix_cache_isolation", ISOLATIONS),
         ("device", DEVICES),
         ("attention_backend", ATTENTION_BACKENDS),
+        ("graphs", GRAPHS),
     ):
         value = getattr(config, flag)
         if value not in choices:
@@ -170,16 +220,11 @@ def check_engine(config: EngineConfig) -> None:
     try:
         buckets = config.buckets
     except ValueError:
-        raise ConfigError("--decode-buckets must be numbers separated by commas") from None
-    try:
-        weights = config.weights
-    except ValueError:
-        raise ConfigError("--tenant-weights must be name=number, separated by commas") from None
-    if not all(0 < weight < math.inf for weight in weights.values()):
-        raise ConfigError("--tenant-weights must be above 0")
+        raise ConfigError("--decode-buckets must be auto, or numbers with commas") from None
+    _check_shares(config)
     if (config.engine_threads or 1) > THREADS_MAX:
         raise ConfigError(f"--engine-threads must be at most {THREADS_MAX}")
-    if config.loop_depth > 2:
+    if (config.loop_depth or 1) > 2:
         raise ConfigError("--loop-depth must be 1 or 2")
     if buckets and (buckets[0] < 1 or buckets[-1] > 1024):
         raise ConfigError("--decode-buckets must lie within 1 and 1024")

@@ -217,7 +217,10 @@ class Core:
             self.scheduler.void(flight.plan, now_ns)
         elif flight.kind == "memory":
             error = f"memory ran out in step {flight.plan.step}, and this was its newest request"
-            self.scheduler.give_way(flight.plan, error, now_ns)
+            if self.scheduler.is_tight:
+                self.scheduler.give_way(flight.plan, error, now_ns)
+            else:
+                self.scheduler.retry(flight.plan, now_ns)
             for later in self._flights:
                 later.void = True
         else:

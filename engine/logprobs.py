@@ -12,6 +12,7 @@ import torch
 
 from engine.messages import TokenLogprobs
 from engine.plan import Plan
+from engine.uploads import upload
 
 FLOOR = -9999.0
 """What is told of a token that the model excludes."""
@@ -68,7 +69,7 @@ def scored_rows(plan: Plan, places: Mapping[int, int], device: str) -> ScoredRow
     if not wanted:
         return None
     return ScoredRows(
-        rows=torch.tensor([place for place, _, _ in wanted], device=device),
+        rows=upload([place for place, _, _ in wanted], device),
         requests=[request for _, request, _ in wanted],
         tops=[top for _, _, top in wanted],
     )
@@ -98,8 +99,8 @@ def scored_prompts(plan: Plan, device: str) -> ScoredPrompts | None:
         return None
     requests, firsts, counts, tops = (list(column) for column in zip(*spans, strict=True))
     return ScoredPrompts(
-        places=torch.tensor(places, device=device),
-        targets=torch.tensor(targets, device=device),
+        places=upload(places, device),
+        targets=upload(targets, device),
         requests=requests,
         firsts=firsts,
         counts=counts,

@@ -15,6 +15,7 @@ import torch
 
 from engine.messages import SamplingParams
 from engine.plan import History, Plan
+from engine.uploads import moved, upload
 
 SLOTS_MIN = 8
 """Sequences with penalties that the first allocation holds; it doubles as often as need be."""
@@ -101,12 +102,12 @@ class Penalties:
         device = self._device
 
         def column(values: list[float]) -> torch.Tensor:
-            return torch.tensor(values, dtype=torch.float32, device=device)[:, None]
+            return upload(values, device, torch.float32)[:, None]
 
         return PenaltyBatch(
-            rows=torch.tensor([places[history.row] for history in wanted], device=device),
-            slots=torch.tensor([slot.number for slot in slots], device=device),
-            lengths=torch.tensor(lengths, device=device),
+            rows=upload([places[history.row] for history in wanted], device),
+            slots=upload([slot.number for slot in slots], device),
+            lengths=upload(lengths, device),
             longest=max(lengths),
             repetition=column([one.repetition_penalty for one in params]),
             frequency=column([one.frequency_penalty for one in params]),
@@ -127,7 +128,7 @@ class Penalties:
             self._grow()
         number = self._free.pop()
         start = 0 if params.repetition_penalty != 1 else history.prompt_tokens
-        past = torch.tensor(history.tokens[start:], dtype=torch.int64).to(self._device)
+        past = moved(torch.tensor(history.tokens[start:], dtype=torch.int64), self._device)
         outputs = len(history.tokens) - history.prompt_tokens
         self._past[number, : len(past)] = past
         self._counts[number] = 0
@@ -157,9 +158,9 @@ class Penalties:
         if not rows:
             return None
         return BiasBatch(
-            rows=torch.from_numpy(np.concatenate(rows)).to(self._device),
-            tokens=torch.from_numpy(np.concatenate(tokens)).to(self._device),
-            biases=torch.from_numpy(np.concatenate(biases)).to(self._device),
+            rows=moved(torch.from_numpy(np.concatenate(rows)), self._device),
+            tokens=moved(torch.from_numpy(np.concatenate(tokens)), self._device),
+            biases=moved(torch.from_numpy(np.concatenate(biases)), self._device),
         )
 
     def _bias(

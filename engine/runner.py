@@ -1,65 +1,45 @@
 """Executes plans on the device: fill, forward, sample, score; the Runner that core drives.
 
-Owns the loaded model, the KV cache, the packed inputs of the steps under way and the warm-up; what
-live sequences' pasts do to their logits is penalties.py's, and its one writer is here.
+Owns the loaded model, the KV cache, the packed inputs of the steps under way, the captured steps.
+What live sequences' pasts do to their logits is penalties.py's, whose one writer is here.
 engine/build.py makes one. Decides nothing about requests: what a plan says is run, in order, and
 what was wrong with a row is reported, not raised.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from math import isfinite
-from typing import NamedTuple
 
 import torch
 
 from engine import packed
 from engine.batch import Filled, PackedBatch
 from engine.config import ConfigError, EngineConfig
+from engine.graphs import CallRecorder, CudaRecorder, DecodeMemory, Graphs
 from engine.logprobs import (
     ScoredPrompts,
-    ScoredRows,
     Scores,
     score,
     score_prompts,
     scored_prompts,
     scored_rows,
-    told_by_request,
-    told_of_prompts,
 )
-from engine.messages import SamplingParams, TokenLogprobs
+from engine.memory import Memory
 from engine.model import Decoder
-from engine.penalties import BiasBatch, Penalties, PenaltyBatch, add_biases
+from engine.penalties import Penalties, add_biases
 from engine.plan import PendingStep, Plan, StepOutput
+from engine.ranges import ranges
+from engine.rehearsal import text_step, warm_ups, worst_plans
+from engine.results import Extras, Launched, Pending, told_of_step
 from engine.sampler import Sampled, SamplingBatch, sample, sampling_batch
 from engine.spec import ModelSpec
 from engine.timer import DeviceTimer, device_timer
+from engine.uploads import upload
 from engine.weights import TORCH_DTYPES, attention_shape
-from kernels.base import AttentionBatch, BackendError, Cache, DecoderWeights, StepBatch
+from kernels.base import BackendError, Cache, DecoderWeights, GraphBackend
 from kernels.select import Choice, choose
 
 DEPTH = 2
 """Steps that may be launched and not yet awaited; each needs inputs of its own."""
-
-
-class _Extras(NamedTuple):
-    """What the histories of a plan ask for beyond a token a row; plain steps ask for nothing."""
-
-    penalties: PenaltyBatch | None = None
-    biases: BiasBatch | None = None
-    rows: ScoredRows | None = None
-    prompts: ScoredPrompts | None = None
-
-
-class _Launched(NamedTuple):
-    """A step's results on their way to the host."""
-
-    tokens: torch.Tensor
-    finite: torch.Tensor
-    scores: Scores | None
-    prompt_scores: Scores | None
-    mark: int
-    copied: "torch.cuda.Event | None"
 
 
 @dataclass(slots=True)
@@ -68,17 +48,6 @@ class _LastTokens:
 
     tokens: torch.Tensor | None = None
     places: dict[int, int] = field(default_factory=dict)
-
-
-class _Pending:
-    """A launched step; `finish` waits for the device and builds the output."""
-
-    def __init__(self, finish: Callable[[], StepOutput]) -> None:
-        self._finish = finish
-
-    def wait(self) -> StepOutput:
-        """Return the step's output once its tokens are on the host."""
-        return self._finish()
 
 
 class ModelRunner:
@@ -97,10 +66,16 @@ class ModelRunner:
         self.refusals = choice.refusals
         self._config = config
         self._spec = spec
+        self._choice = choice
+        self._beat = beat
+        self._range = ranges(config.nvtx)
         self._kernels = choice.backend
         self._ops = choice.ops
         self._decoder = Decoder(weights, choice.backend, choice.ops, beat)
-        self._cache = _allocate(config, spec, choice)
+        self._cache: Cache = _allocate(config, spec, choice)
+        self._decode_memory: DecodeMemory | None = None
+        self._graphs: Graphs | None = None
+        self._crowded = False
         self._batches = [_packed_batch(config) for _ in range(DEPTH)]
         self._launches = 0
         self._last = _LastTokens()
@@ -145,26 +120,34 @@ class ModelRunner:
     def run(self, plan: Plan) -> PendingStep:
         """Take a plan in. On a CPU the work itself is done by `wait`, on CUDA it is launched."""
         device = self._config.device
+        if self._crowded:  # what the allocator keeps in pieces may do as a whole
+            torch.cuda.empty_cache()
+            self._crowded = False
         batch = self._batches[self._launches % DEPTH]
         self._launches += 1
-        filled = batch.fill(plan, self._config.buckets)
-        sampling = sampling_batch(plan, self._spec.eos_ids, self._spec.vocab_size, device)
-        extras = self._extras(plan) if plan.histories else _Extras()
+        with self._range(f"step {plan.step}: fill {len(plan.requests)} rows"):
+            filled = batch.fill(plan, self._config.buckets)
+            sampling = sampling_batch(plan, self._spec.eos_ids, self._spec.vocab_size, device)
+            extras = self._extras(plan) if plan.histories else Extras()
         if device == "cpu":
-            return _Pending(
+            return Pending(
                 lambda: self._collect(
                     plan, filled, extras, self._launch(plan, filled, sampling, extras)
                 )
             )
-        launched = self._launch(plan, filled, sampling, extras)
-        return _Pending(lambda: self._collect(plan, filled, extras, launched))
+        try:
+            launched = self._launch(plan, filled, sampling, extras)
+        except torch.OutOfMemoryError:
+            self._crowded = True
+            raise
+        return Pending(lambda: self._collect(plan, filled, extras, launched))
 
-    def _extras(self, plan: Plan) -> _Extras:
+    def _extras(self, plan: Plan) -> Extras:
         """Read what the plan's histories ask for while they are as the plan meant them."""
         device = self._config.device
         wanted = [row for row, samples in enumerate(plan.samples) if samples]
         places = {row: place for place, row in enumerate(wanted)}
-        return _Extras(
+        return Extras(
             penalties=self._penalties.batch(plan, places),
             biases=self._penalties.biases(plan, places),
             rows=scored_rows(plan, places, device),
@@ -178,14 +161,69 @@ class ModelRunner:
 
     def warm_up(self, progress: Callable[[str, float], None]) -> None:
         """Run the largest prefill and each size of decode once, in block 0 alone."""
-        config = self._config
-        assert config.max_model_len is not None
-        plans = [_idle_plan(1, min(config.max_num_batched_tokens, config.max_model_len), config)]
-        plans += [_idle_plan(rows, 1, config) for rows in (*config.buckets, config.max_num_seqs)]
-        for number, plan in enumerate(plans):
+        plans = warm_ups(self._config)
+        for number, plan in enumerate(plans, 1):
             self.run(plan).wait()
-            progress("warming up", (number + 1) / len(plans))
+            progress("warming up", number / len(plans))
         self._last = _LastTokens()
+
+    def run_worst(self) -> None:
+        """Run the steps that need the most memory, one after another, in block 0 alone."""
+        for plan in worst_plans(self._config):
+            self.run(plan).wait()
+        self._last = _LastTokens()
+
+    def settle(self, config: EngineConfig) -> None:
+        """Go on with the limits in force, once they are known, and with the cache they give."""
+        self._config, self._cache, self._graphs = config, None, None
+        self._cache = _allocate(config, self._spec, self._choice)
+
+    @torch.inference_mode()
+    def capture(self, progress: Callable[[str, float], None]) -> str | None:
+        """Capture the decode steps of all buckets; return why there are none, if so."""
+        config, graphs = self._config, self._new_graphs()
+        if isinstance(graphs, str):
+            return graphs
+        assert config.max_model_len is not None
+        try:
+            graphs.capture(
+                config.buckets, config.max_model_len, lambda part: progress("capturing", part)
+            )
+        except RuntimeError as error:
+            return f"cannot be captured: {error}".splitlines()[0]
+        self._graphs = graphs
+        return None
+
+    @torch.inference_mode()
+    def graphs_bytes(self, memory: Memory) -> int:
+        """Return what all graphs will take, by the two largest."""
+        graphs = self._new_graphs()
+        if isinstance(graphs, str):
+            return 0
+        assert self._config.max_model_len is not None
+        return graphs.estimate(self._config.buckets, self._config.max_model_len, memory.free_bytes)
+
+    def _new_graphs(self) -> Graphs | str:
+        """Return graphs with nothing captured, or why there can be none."""
+        config, backend = self._config, self._kernels
+        if config.graphs != "on" or not config.buckets:
+            return "graphs are off" if config.graphs != "on" else "there are no --decode-buckets"
+        if not isinstance(backend, GraphBackend):
+            return f"{backend.name} takes numbers from the host that change with each step"
+        assert config.max_model_len is not None
+        if self._decode_memory is None:
+            self._decode_memory = DecodeMemory.of(
+                rows=config.buckets[-1],
+                blocks=-(-config.max_model_len // config.block_size),
+                vocab_size=self._spec.vocab_size,
+                device=config.device,
+            )
+        return Graphs(
+            memory=self._decode_memory,
+            forward=lambda step: self._decoder.forward(step, self._cache),
+            launch_key=lambda batch: backend.launch_key(batch, self._cache),
+            recorder=CallRecorder() if config.device == "cpu" else CudaRecorder(),
+        )
 
     @torch.inference_mode()
     def logits(self, tokens: list[int], rows: int | None = None) -> torch.Tensor:
@@ -194,54 +232,53 @@ class ModelRunner:
         It is computed `rows` tokens a step, for None in one, as one sequence in blocks from 1 on;
         no other may be alive.
         """
-        size = rows or len(tokens)
+        size, block_size = rows or len(tokens), self._config.block_size
         return torch.cat(
             [
-                self._decoder.forward(self._piece(tokens, first, size), self._cache)
+                self._decoder.forward(text_step(tokens, first, size, block_size), self._cache)
                 for first in range(0, len(tokens), size)
             ]
         )
 
-    def _piece(self, tokens: list[int], first: int, count: int) -> StepBatch:
-        """Return the step that computes tokens first..first+count of a text in blocks from 1 on."""
-        size, piece = self._config.block_size, tokens[first : first + count]
-        end, places = first + len(piece), torch.arange(len(piece))
-        return StepBatch(
-            input_ids=torch.tensor(piece),
-            positions=places + first,
-            sample_tokens=places,
-            attention=AttentionBatch(
-                query_starts=torch.tensor([0, len(piece)], dtype=torch.int32),
-                context_lengths=torch.tensor([end], dtype=torch.int32),
-                slot_mapping=places + first + size,
-                block_tables=torch.arange(1, 1 - (-end // size), dtype=torch.int32)[None],
-                query_lengths_host=[len(piece)],
-                context_lengths_host=[end],
-            ),
-        )
-
     @torch.inference_mode()
     def _launch(
-        self, plan: Plan, filled: Filled, sampling: SamplingBatch, extras: _Extras
-    ) -> _Launched:
+        self, plan: Plan, filled: Filled, sampling: SamplingBatch, extras: Extras
+    ) -> Launched:
         """Forward, sample, score; on CUDA also start the copies to the host."""
         mark = self._timer.begin()
         if filled.unread:
             self._fill_unread(filled)
-        logits, prompt_scores = self._forward(filled, extras.prompts)
-        sampled, scores = self._sample(logits, sampling, extras)
+        with self._range(f"step {plan.step}: forward"):
+            replayed = self._replayed(plan, filled, extras.prompts)
+            logits, prompt_scores = replayed or self._forward(filled, extras.prompts)
+        with self._range(f"step {plan.step}: sample"):
+            sampled, scores = self._sample(logits, sampling, extras)
         self._timer.end(mark)
         wanted = [number for number, one in zip(plan.requests, plan.samples, strict=True) if one]
         self._last = _LastTokens(sampled.tokens, {number: i for i, number in enumerate(wanted)})
+        graph = replayed is not None
         if self._config.device == "cpu":
-            return _Launched(sampled.tokens, sampled.finite, scores, prompt_scores, mark, None)
+            results = (sampled.tokens, sampled.finite, scores, prompt_scores)
+            return Launched(*results, mark, graph, None)
         tokens = sampled.tokens.to("cpu", non_blocking=True)
         finite = sampled.finite.to("cpu", non_blocking=True)
         scores = scores.to_host() if scores else None
         prompt_scores = prompt_scores.to_host() if prompt_scores else None
         copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
         copied.record()
-        return _Launched(tokens, finite, scores, prompt_scores, mark, copied)
+        return Launched(tokens, finite, scores, prompt_scores, mark, graph, copied)
+
+    def _replayed(
+        self, plan: Plan, filled: Filled, prompts: ScoredPrompts | None
+    ) -> tuple[torch.Tensor, None] | None:
+        """Return the logits of the rows that sample by a captured step, None if none serves."""
+        if self._graphs is None or prompts is not None:
+            return None
+        logits = self._graphs.replay(filled.bucket, filled.step, len(plan.requests))
+        if logits is None:
+            return None
+        self._beat()
+        return logits, None
 
     def _forward(
         self, filled: Filled, prompts: ScoredPrompts | None
@@ -256,7 +293,7 @@ class ModelRunner:
         return self._decoder.logits(hidden, filled.step.sample_tokens), scores
 
     def _sample(
-        self, logits: torch.Tensor, sampling: SamplingBatch, extras: _Extras
+        self, logits: torch.Tensor, sampling: SamplingBatch, extras: Extras
     ) -> tuple[Sampled, Scores | None]:
         """Change the logits by pasts and biases, sample, note; score by the logits as they were."""
         raw = logits.index_select(0, extras.rows.rows) if extras.rows else None
@@ -275,58 +312,25 @@ class ModelRunner:
     def _fill_unread(self, filled: Filled) -> None:
         """Put the tokens of the step before, which the host has not read, into the inputs."""
         assert self._last.tokens is not None, "a placeholder with no step before it"
-        device = self._last.tokens.device
-        indices = torch.tensor([index for index, _ in filled.unread], device=device)
+        device = self._config.device
+        indices = upload([index for index, _ in filled.unread], device)
         places = [self._last.places[request] for _, request in filled.unread]
-        tokens = self._last.tokens.index_select(0, torch.tensor(places, device=device))
+        tokens = self._last.tokens.index_select(0, upload(places, device))
         filled.step.input_ids.index_copy_(0, indices, tokens)
 
     @torch.inference_mode()
     def _collect(
-        self, plan: Plan, filled: Filled, extras: _Extras, launched: _Launched
+        self, plan: Plan, filled: Filled, extras: Extras, launched: Launched
     ) -> StepOutput:
-        """Wait for the step's results and report what was wrong with a row."""
+        """Wait for the step's results; clear the blocks of a row with which something is wrong."""
         if launched.copied is not None:
             launched.copied.synchronize()
-        bad: set[int] = set()
-        if not bool(launched.finite.all()):
-            wanted = [row for row, samples in enumerate(plan.samples) if samples]
-            bad.update(wanted[at] for at in (~launched.finite).nonzero().flatten().tolist())
-        logprobs, prompt_logprobs = {}, {}
-        if extras.rows and launched.scores:
-            logprobs = told_by_request(launched.scores, extras.rows)
-        if extras.prompts and launched.prompt_scores:
-            prompt_logprobs = told_of_prompts(launched.prompt_scores, extras.prompts)
-            if not bool(launched.prompt_scores.chosen.isfinite().all()):
-                bad.update(_without_sense(plan, prompt_logprobs))
+        output, bad = told_of_step(
+            plan, filled, extras, launched, device_ns=self._timer.read_ns(launched.mark)
+        )
         for row in bad:
             self._kernels.clear_blocks(self._cache, list(plan.block_tables[row]))
-        return StepOutput(
-            tokens=launched.tokens.tolist(),
-            device_ns=self._timer.read_ns(launched.mark),
-            padding_tokens=filled.padding_tokens,
-            bucket=filled.bucket,
-            errors={
-                plan.requests[row]: f"its logits were not finite in step {plan.step}" for row in bad
-            },
-            logprobs=logprobs,
-            prompt_logprobs=prompt_logprobs,
-        )
-
-
-def _without_sense(
-    plan: Plan, prompt_logprobs: dict[int, tuple[int, list[TokenLogprobs]]]
-) -> list[int]:
-    """Return the rows whose prompts have scores that are no numbers, and take these out."""
-    rows = [
-        row
-        for row, request in enumerate(plan.requests)
-        if request in prompt_logprobs
-        and not all(isfinite(one.logprob) for one in prompt_logprobs[request][1])
-    ]
-    for row in rows:
-        del prompt_logprobs[plan.requests[row]]
-    return rows
+        return output
 
 
 def _allocate(config: EngineConfig, spec: ModelSpec, choice: Choice) -> Cache:
@@ -355,22 +359,4 @@ def _packed_batch(config: EngineConfig) -> PackedBatch:
         model_len=config.max_model_len,
         block_tokens=config.block_size,
         device=config.device,
-    )
-
-
-def _idle_plan(rows: int, tokens: int, config: EngineConfig) -> Plan:
-    """Return a plan of rows that belong to nobody and lie in block 0."""
-    blocks = -(-tokens // config.block_size)
-    return Plan(
-        step=0,
-        token_budget=rows * tokens,
-        requests=[-1 - row for row in range(rows)],
-        start_positions=[0] * rows,
-        token_counts=[tokens] * rows,
-        token_ids=[0] * (rows * tokens),
-        block_tables=[[0] * blocks] * rows,
-        kv_block_counts=[blocks] * rows,
-        samples=[True] * rows,
-        sampling=[SamplingParams(temperature=0.0)] * rows,
-        output_indices=[0] * rows,
     )

@@ -14,6 +14,7 @@ import torch
 
 from engine.messages import SamplingParams
 from engine.plan import Plan
+from engine.uploads import moved, upload
 from kernels.choose import Chooser, Drawn
 
 GREEDY_BELOW = 1e-5
@@ -50,8 +51,8 @@ def sampling_batch(
     rows, tokens = _forbidden(params, indices, eos_ids, vocab_size)
     return SamplingBatch(
         drawn=_drawn(params, indices, vocab_size, device),
-        forbidden_rows=torch.tensor(rows, device=device) if rows else None,
-        forbidden_tokens=torch.tensor(tokens, device=device) if rows else None,
+        forbidden_rows=upload(rows, device) if rows else None,
+        forbidden_tokens=upload(tokens, device) if rows else None,
     )
 
 
@@ -66,12 +67,12 @@ def _drawn(
     top_k = [item.top_k if 0 < item.top_k < vocab_size else vocab_size for item in some]
     min_p = [item.min_p for item in some]
     return Drawn(
-        rows=torch.tensor(rows, device=device),
-        temperature=torch.tensor([item.temperature for item in some], device=device),
-        top_k=torch.tensor(top_k, device=device),
-        top_p=torch.tensor([item.top_p for item in some], dtype=torch.float64, device=device),
-        min_p=torch.tensor(min_p, device=device)[:, None] if any(min_p) else None,
-        uniforms=torch.from_numpy(draws).to(device),
+        rows=upload(rows, device),
+        temperature=upload([item.temperature for item in some], device),
+        top_k=upload(top_k, device),
+        top_p=upload([item.top_p for item in some], device, torch.float64),
+        min_p=upload(min_p, device)[:, None] if any(min_p) else None,
+        uniforms=moved(torch.from_numpy(draws), device),
     )
 
 

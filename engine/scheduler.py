@@ -23,6 +23,9 @@ from engine.roster import Roster
 from engine.rows import Outlook, Vector
 from telemetry.records import AdmissionStop, PreemptionCause
 
+TIGHT_STEPS = 100
+"""Steps that a smaller token budget holds for, after memory ran out in one."""
+
 
 class Scheduler:
     """Plans over `config` (resolved). `eos_ids` end a sequence unless it ignores them.
@@ -55,6 +58,7 @@ class Scheduler:
         )
         self._eos_ids = frozenset(eos_ids)
         self._budget = config.max_num_batched_tokens
+        self._tight_steps = 0
 
     # ---- arrivals and departures
 
@@ -124,7 +128,7 @@ class Scheduler:
         share = self.policy.prefill_budget(self._view(now_ns, self._budget))
         draft = Draft(
             plan,
-            left=self._budget - self.roster.held,
+            left=max(1, self._budget - self.roster.held),
             prefill_left=self._budget if share is None else share,
             chunk_max=self.config.long_prefill_tokens or self._budget,
         )
@@ -296,11 +300,29 @@ class Scheduler:
         if plan.reserved is not None:
             self.roster.land(plan, plan.reserved, output, now_ns)
         self.policy.charge(plan, output)
+        self._tight_steps = max(0, self._tight_steps - 1)
+        if not self._tight_steps:
+            self._budget = self.config.max_num_batched_tokens
 
     def roll_back(self, plan: Plan, error: str, now_ns: int) -> None:
         """End every sequence of a step that failed; the service goes on."""
         for request in plan.rows:
             self.roster.fail_row(request, error, now_ns)
+
+    @property
+    def is_tight(self) -> bool:
+        """Whether memory ran out a short while ago."""
+        return self._tight_steps > 0
+
+    def retry(self, plan: Plan, now_ns: int) -> None:
+        """Memory ran out in a step: all of it is planned again, in steps half as large for a while.
+
+        Where a step must hold a whole prompt, it is tried again as it was.
+        """
+        self._tight_steps = TIGHT_STEPS
+        if self.config.enable_chunked_prefill:
+            self._budget = max(1, len(plan.token_ids) // 2)
+        self.void(plan, now_ns)
 
     def give_way(self, plan: Plan, error: str, now_ns: int) -> None:
         """Memory ran out in a step: its newest sequence ends, the others try again without it."""

@@ -268,7 +268,7 @@ def test_nothing_is_auto_once_resolved() -> None:
     resolved = dataclasses.asdict(resolve(EngineConfig(), spec, facts))
     open_ones = {name for name, value in resolved.items() if value == "auto"}
     assert open_ones <= {"attention_backend"}, "kernels/select.py decides that one alone"
-    for name in ("max_model_len", "kv_blocks", "engine_threads"):
+    for name in ("max_model_len", "kv_blocks", "kv_cache_memory", "loop_depth", "engine_threads"):
         assert resolved[name] is not None
 
 
