@@ -9,17 +9,11 @@ from dataclasses import asdict, replace
 
 import msgspec
 
-from engine.config import (
-    ConfigError,
-    DeviceFacts,
-    EngineConfig,
-    kv_bytes_per_token,
-    resolve,
-)
+from engine.config import ConfigError, EngineConfig, kv_bytes_per_token, resolve
 from engine.core import Core, Emit
 from engine.device import device_facts
 from engine.kv import KVPool
-from engine.memory import device_memory, measure
+from engine.memory import Memory, device_memory, measure
 from engine.plan import Clock
 from engine.policies import POLICIES
 from engine.runner import ModelRunner
@@ -78,13 +72,13 @@ def _settled(
     if facts.device == "cpu" or config.kv_blocks or config.kv_cache_memory:
         resolved = resolve(config, spec, facts)
         return ModelRunner.build(resolved, spec, progress, beat), resolved
-    return measured(config, spec, facts, progress, beat)
+    return measured(config, spec, device_memory(facts.device), progress, beat)
 
 
 def measured(
     config: EngineConfig,
     spec: ModelSpec,
-    facts: DeviceFacts,
+    memory: Memory,
     progress: Callable[[str, float], None],
     beat: Callable[[], None] = lambda: None,
 ) -> tuple[ModelRunner, EngineConfig]:
@@ -92,11 +86,12 @@ def measured(
 
     Raises ConfigError when that holds less than two blocks.
     """
+    facts = device_facts(config, spec)
     whole = kv_bytes_per_token(spec, resolve(config, spec, facts).dtype) * spec.model_len
     provisional = resolve(config, spec, replace(facts, pool_bytes=2 * whole))
     runner = ModelRunner.build(replace(provisional, kv_blocks=1), spec, progress, beat)
     progress("measuring memory", 0.0)
-    found = measure(device_memory(facts.device), runner.run_worst, runner.graphs_bytes)
+    found = measure(memory, runner.run_worst, runner.graphs_bytes)
     pool_bytes = found.pool_bytes(config.gpu_memory_utilization)
     resolved = resolve(config, spec, replace(facts, pool_bytes=pool_bytes))
     runner.settle(resolved)
