@@ -14,6 +14,7 @@ from server.config import ServerConfig
 from server.engine_client import EngineClient
 from server.watchdog import Watchdog
 from telemetry.bus import Bus
+from telemetry.gpus import Gpus
 from telemetry.history import History
 from telemetry.metrics import Exporter, Metrics, Outside, Told
 from telemetry.objective import due_ms
@@ -72,7 +73,10 @@ def build_metrics(config: ServerConfig, bus: Bus, metered: Metered) -> Metrics:
         vllm_aliases=config.telemetry.vllm_aliases,
         objective=due_ms(ttft_ms=config.engine.ttft_ms, tpot_ms=config.engine.tpot_ms),
         outside=Outside(
-            now_ns=metered.clock.now_ns, tell=tell, exporter=_exporter(config, metered.engine)
+            now_ns=metered.clock.now_ns,
+            tell=tell,
+            exporter=_exporter(config, metered.engine),
+            gpus=Gpus(),
         ),
     )
 

@@ -4,6 +4,7 @@ Owns the table, put together from the parts metric_*.py; metrics.py fills in the
 scrape, and docs/metrics.md is made from it. A metric that is not here is not exported.
 """
 
+from telemetry.metric_device import GPUS
 from telemetry.metric_engine import KV, STATE, STEPS
 from telemetry.metric_requests import CLIENTS, COUNTS, OBJECTIVES, TENANTS, TIMES
 from telemetry.metric_telemetry import HISTORY, RECORDS
@@ -20,6 +21,7 @@ SECTIONS = (
     ("Tenants", TENANTS),
     ("The record", RECORDS),
     ("History", HISTORY),
+    ("GPUs", GPUS),
     ("vLLM's names of another shape", VLLM),
 )
 

@@ -17,6 +17,7 @@ from typing import Protocol
 from telemetry.bus import Bus
 from telemetry.exposition import OPENMETRICS, PLAIN, Exposition, Family
 from telemetry.fold import Fold, nobody
+from telemetry.gpus import Gpus
 from telemetry.histogram import Values, labelled
 from telemetry.metric_table import METRICS
 from telemetry.metric_vllm import vllm_values
@@ -63,6 +64,7 @@ class Outside:
     now_ns: Callable[[], int] | None = None
     tell: Tell = tell_nothing
     exporter: Exporter | None = None
+    gpus: Gpus | None = None
 
 
 NOTHING_OUTSIDE = Outside()
@@ -95,12 +97,16 @@ class Metrics:
     def start(self) -> None:
         """Begin to fold in the background, so that the ring never outruns a rare scrape."""
         self._thread.start()
+        if self._outside.gpus is not None:
+            self._outside.gpus.start()
 
     def stop(self) -> None:
         """Stop folding, and send elsewhere what is left; a scrape still works. May take seconds."""
         self._stopping.set()
         if self._thread.is_alive():
             self._thread.join()
+            if self._outside.gpus is not None:
+                self._outside.gpus.stop()
         if self._outside.exporter is not None:
             with self._lock:
                 self._advance()
@@ -148,6 +154,8 @@ class Metrics:
         }
         if fold.run is not None:
             values |= _run_values(fold.run)
+        if self._outside.gpus is not None:
+            values |= self._outside.gpus.values()
         for name, told in self._outside.tell().items():
             values[name] = {(): told} if isinstance(told, int | float) else told
         if self._vllm_aliases:

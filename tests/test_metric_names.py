@@ -13,9 +13,10 @@ from prometheus_client.parser import text_string_to_metric_families as plain_fam
 
 from telemetry.bus import Bus
 from telemetry.histogram import Histogram
+from telemetry.metric_device import GPUS
 from telemetry.metric_spec import BASE_LABELS, MetricSpec
 from telemetry.metric_table import METRICS
-from telemetry.metrics import Metrics, Outside
+from telemetry.metrics import Metrics, Outside, Told
 from telemetry.records import (
     ADMISSION_STOPS,
     CANCEL_CAUSES,
@@ -28,12 +29,13 @@ from tests import samples
 from tests.test_metrics import Scrape, metered
 
 
-def everything() -> dict[str, float]:
+def everything() -> dict[str, Told]:
     """What the other parts of a server tell, as 0."""
     names = ("start_time_seconds", "engine_up", "engine_stalled_seconds", "requests_invalid_total")
     history = ("degraded", "bytes", "rows", "segments", "lag_seconds", "lost_total")
     more = ("history_rotation_age_seconds", *(f"history_{name}" for name in history))
-    return {f"iterscope_{name}": 0.0 for name in (*names, *more)}
+    gpus = {spec.name: {("0", *spec.labels[1:]): 0.0} for spec in GPUS}
+    return {f"iterscope_{name}": 0.0 for name in (*names, *more)} | gpus
 
 
 def test_every_metric_of_the_table_is_there_before_the_first_event() -> None:
