@@ -29,7 +29,8 @@ def running_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]
         *("--max-queue-tokens", "3000", "--max-tenant-requests", "4"),
         *("--max-inflight-bytes", "1000000", "--history", str(folder / "history")),
     )
-    with serving(folder, tiny.write(folder / "model"), *flags) as server:
+    # A step of 2 ms whatever else the machine does: what is foretold can be held to what came.
+    with serving(folder, tiny.write(folder / "model"), *flags, parrot=True, beat_ms=2) as server:
         yield server
 
 
@@ -154,10 +155,7 @@ def test_who_comes_back_when_told_finds_room(server: Server) -> None:
             assert {answer.status_code for answer in answers} == {200}
             return told, list(await returned), drained_s
 
-    for _ in range(3):  # a machine that became faster meanwhile had no way to foretell it
-        told, statuses, drained_s = asyncio.run(retried())
-        if max(one.retry_after_s for one in told) <= 2 * drained_s:
-            break
+    told, statuses, drained_s = asyncio.run(retried())
     assert statuses.count(200) >= 0.8 * len(statuses)
     assert max(one.retry_after_s for one in told) <= 2 * drained_s
     assert len({one.retry_after_s for one in told}) > 1, "they do not all come back at once"
