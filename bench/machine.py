@@ -75,5 +75,8 @@ def _version(name: str) -> str:
 
 def _revision() -> str:
     command = ["git", "describe", "--always", "--dirty"]
-    found = subprocess.run(command, capture_output=True, text=True, check=False)
+    try:
+        found = subprocess.run(command, capture_output=True, text=True, check=False)
+    except FileNotFoundError:  # installed where there is no git
+        return "unknown"
     return found.stdout.strip() or "unknown"

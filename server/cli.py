@@ -42,6 +42,14 @@ COMMANDS = MappingProxyType(
 )
 """Commands beside `serve`; server/NAME_command.py has add_NAME_flags and run_NAME_command."""
 
+MEASURING = MappingProxyType(
+    {
+        "lab": "compare batching modes on one engine: an experiment, its load, its report",
+        "tune": "search the settings that an objective allows, by measured runs",
+    }
+)
+"""Commands that measure servers, and stand in bench/lab/ alike."""
+
 
 def main(arguments: list[str] | None = None) -> int:
     """Run one command; returns 0, 1 (it failed while running) or 2 (misuse, cannot start)."""
@@ -71,10 +79,11 @@ def build_parser(chosen: str | None = None) -> argparse.ArgumentParser:
         "--print-config", action="store_true", help="print the settings as TOML, and end"
     )
     serve.set_defaults(run=_serve)
-    for name, meaning in COMMANDS.items():
+    for name, meaning in {**COMMANDS, **MEASURING}.items():
         command = commands.add_parser(name, help=meaning)
         if name == chosen:
-            module = import_module(f"server.{name}_command")
+            package = "bench.lab" if name in MEASURING else "server"
+            module = import_module(f"{package}.{name}_command")
             getattr(module, f"add_{name}_flags")(command)
             command.set_defaults(run=getattr(module, f"run_{name}_command"))
     return parser

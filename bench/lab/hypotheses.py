@@ -1,0 +1,212 @@
+"""What is commonly said of continuous batching, as hypotheses, and what the runs say of each.
+
+Owns the hypotheses, the rule that judges them and the queries on the recorded history that show
+why. result.py calls it. A verdict rests on comparisons that hold together (Holm); a hypothesis
+that says "no difference" rests on intervals that lie inside a stated margin (Schuirmann's two
+one-sided tests, 1987, at 90 % intervals; ours are wider). Must never call what was not told apart
+a win.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from bench.lab.plan import Plan
+
+MARGIN = 0.10
+"""Within so much, a difference is one that no client would notice."""
+
+Row = dict[str, Any]
+Query = Callable[[str, Sequence[object]], tuple[list[str], list[list[Any]]]]
+"""Asks a run's history; gives columns and rows."""
+
+ROWS_SQL = """
+SELECT count(*) AS steps, round(avg(len(requests) + idle_rows), 2) AS rows_a_step,
+       round(sum(idle_rows) / sum(len(requests) + idle_rows), 4) AS idle_share,
+       round(sum(decode_tokens) / (($3 - $2) / 1e9), 1) AS decode_tokens_a_second,
+       round(sum(device_ns) / ($3 - $2), 3) AS device_busy_share
+FROM iteration WHERE run_id = $1 AND end_at_ns BETWEEN $2 AND $3
+  AND len(requests) + idle_rows > 0"""
+FIRST_SQL = """
+SELECT c.cause, round(sum(c.ns) / 1e6 / count(DISTINCT c.request), 1) AS ms_a_request
+FROM request_cause c JOIN request_end e USING (run_id, request)
+WHERE run_id = $1 AND e.received_at_ns BETWEEN $2 AND $3
+GROUP BY c.cause HAVING sum(c.ns) > 0 ORDER BY ms_a_request DESC, c.cause LIMIT 8"""
+GAPS_SQL = """
+WITH token AS (
+  SELECT s.request, s.end_at_ns, i.prefill_tokens
+  FROM slice s JOIN request_start r USING (run_id, request)
+  JOIN iteration i USING (run_id, generation, step)
+  WHERE s.run_id = $1 AND s.end_at_ns BETWEEN $2 AND $3
+    AND s.start_position + s.token_count >= r.prompt_tokens
+), gap AS (
+  SELECT prefill_tokens > 0 AS beside_prefill, (end_at_ns - lag(end_at_ns) OVER (
+    PARTITION BY request ORDER BY end_at_ns)) / 1e6 AS ms FROM token
+)
+SELECT beside_prefill, count(*) AS gaps, round(quantile_cont(ms, 0.5), 1) AS p50_ms,
+       round(quantile_cont(ms, 0.99), 1) AS p99_ms
+FROM gap WHERE ms IS NOT NULL GROUP BY beside_prefill ORDER BY beside_prefill"""
+STOPS_SQL = """
+SELECT admission_stop, count(*) AS steps, round(sum(end_at_ns - begin_at_ns) / 1e9, 2) AS seconds,
+       round(avg(waiting), 1) AS waiting_mean, max(waiting) AS waiting_max
+FROM iteration WHERE run_id = $1 AND end_at_ns BETWEEN $2 AND $3
+GROUP BY admission_stop ORDER BY seconds DESC"""
+HELD_SQL = """
+SELECT count(*) AS requests,
+       round(avg(freed_at_ns - decided_at_ns) / 1e6, 1) AS held_ms_mean,
+       round(max(freed_at_ns - decided_at_ns) / 1e6, 1) AS held_ms_max
+FROM request_end WHERE run_id = $1 AND received_at_ns BETWEEN $2 AND $3"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hypothesis:
+    """A claim about the baseline against every other arm.
+
+    `figures` are judged at rates of at least `from_fraction`, or only at the lowest rate. `claims`
+    is "better" (than every other arm), or "same" within MARGIN.
+    """
+
+    name: str
+    question: str
+    claim: str
+    figures: tuple[str, ...]
+    claims: str = "better"
+    from_fraction: float = 0.0
+    lowest_only: bool = False
+    evidence: tuple[tuple[str, str], ...] = ()
+
+
+HYPOTHESES = (
+    Hypothesis(
+        name="throughput",
+        question="Does it yield more tokens a second?",
+        claim="From 0.9 of its capacity on, {baseline} yields more tokens a second than {arms}.",
+        figures=("output_tok_s",),
+        from_fraction=0.9,
+        evidence=(("rows in a step, and how many of them nobody waits for", ROWS_SQL),),
+    ),
+    Hypothesis(
+        name="ttft",
+        question="Does the first token come sooner?",
+        claim="At every rate the slowest first tokens (p99) come sooner with {baseline}.",
+        figures=("ttft_p99_ms",),
+        evidence=(
+            ("where a mean request's time went", FIRST_SQL),
+            ("which check kept the line waiting", STOPS_SQL),
+        ),
+    ),
+    Hypothesis(
+        name="itl",
+        question="Are the gaps between tokens shorter?",
+        claim="At every rate the longest gaps between tokens (p99) are shorter with {baseline}.",
+        figures=("itl_p99_ms",),
+        evidence=(("gaps between tokens, beside a prompt's chunk and without", GAPS_SQL),),
+    ),
+    Hypothesis(
+        name="goodput",
+        question="Are more requests served within the objective?",
+        claim="From 0.9 of its capacity on, {baseline} serves more requests within the objective.",
+        figures=("goodput_share",),
+        from_fraction=0.9,
+        evidence=(("where a mean request's time went", FIRST_SQL),),
+    ),
+    Hypothesis(
+        name="utilisation",
+        question="Is the device used for more?",
+        claim="At every rate more of the rows computed are ones that someone waits for.",
+        figures=("useful_rows_share",),
+        evidence=(
+            ("rows in a step, and how many of them nobody waits for", ROWS_SQL),
+            ("how long ended requests held their rows", HELD_SQL),
+        ),
+    ),
+    Hypothesis(
+        name="idle",
+        question="Does it help where there is no load?",
+        claim="At the lowest rate a median answer takes as long with {arms}, within 10 %.",
+        figures=("e2e_p50_ms",),
+        claims="same",
+        lowest_only=True,
+        evidence=(("rows in a step, and how many of them nobody waits for", ROWS_SQL),),
+    ),
+)
+
+
+def judge(plan: Plan, rows: Sequence[Row], fractions: Sequence[float]) -> list[dict[str, Any]]:
+    """Return each hypothesis with its verdict, the reason, and the comparisons it rests on."""
+    others = " and ".join(arm.name for arm in plan.arms[1:])
+    found = []
+    for one in HYPOTHESES:
+        places = [place for place, row in enumerate(rows) if _rests_on(one, row, fractions)]
+        verdict, because = _verdict(one, [rows[place] for place in places])
+        claim = one.claim.format(baseline=plan.baseline.name, arms=others)
+        found.append(
+            {
+                "name": one.name,
+                "question": one.question,
+                "claim": claim,
+                "verdict": verdict,
+                "because": because,
+                "comparisons": places,
+                "evidence": [],
+            }
+        )
+    return found
+
+
+def _rests_on(one: Hypothesis, row: Row, fractions: Sequence[float]) -> bool:
+    if row["figure"] not in one.figures or not fractions:
+        return False
+    if one.lowest_only:
+        return bool(row["fraction"] == min(fractions))
+    return bool(row["fraction"] >= min(one.from_fraction, max(fractions)))
+
+
+def _verdict(one: Hypothesis, rows: Sequence[Row]) -> tuple[str, str]:
+    if not rows or all(row["p"] is None for row in rows):
+        return "unknown", "too few repeats to tell."
+    if one.claims == "same":
+        return _alike(rows)
+    # A row says how the other arm did against the baseline: its being worse is the claim.
+    for_it = [row for row in rows if row["holm"] and row["verdict"] == "worse"]
+    against = [row for row in rows if row["holm"] and row["verdict"] == "better"]
+    because = (
+        f"{len(for_it)} of {len(rows)} comparisons show it beyond chance, {len(against)} the "
+        f"opposite, {len(rows) - len(for_it) - len(against)} nothing."
+    )
+    if len(for_it) == len(rows):
+        return "holds", because
+    if for_it:
+        return "mixed", because
+    return ("fails" if against else "unknown"), because
+
+
+def _alike(rows: Sequence[Row]) -> tuple[str, str]:
+    inside = [row for row in rows if _within(row)]
+    apart = [row for row in rows if row["significant"] and not _within(row)]
+    because = (
+        f"{len(inside)} of {len(rows)} intervals lie within {MARGIN:.0%}, {len(apart)} are apart "
+        "beyond chance."
+    )
+    if len(inside) == len(rows):
+        return "holds", because
+    return ("fails" if len(apart) == len(rows) else "mixed" if apart else "unknown"), because
+
+
+def _within(row: Row) -> bool:
+    if row["kind"] != "ratio" or row["low"] is None:
+        return False
+    return bool(row["low"] > 1 / (1 + MARGIN) and row["high"] < 1 + MARGIN)
+
+
+def queries_of(name: str) -> tuple[tuple[str, str], ...]:
+    """Return title and SQL of what shows why, by a hypothesis's name."""
+    return next(one.evidence for one in HYPOTHESES if one.name == name)
+
+
+def shown_at(name: str, fractions: Sequence[float]) -> float:
+    """Return the rate whose runs are asked for a hypothesis's evidence."""
+    one = next(one for one in HYPOTHESES if one.name == name)
+    if one.lowest_only:
+        return min(fractions)
+    return min(fractions, key=lambda fraction: abs(fraction - max(one.from_fraction, 0.75)))

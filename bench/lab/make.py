@@ -1,0 +1,200 @@
+"""Workloads by name: a source of lengths, an arrival process, tenants, objectives, who leaves.
+
+Owns Recipe, what a workload is made from, and the making. The experiment makes one for each rate
+and repeat, `iterscope lab workload` writes one to a file. The same recipe, rate, seconds and seed
+give the same file. Must never read the clock.
+"""
+
+import math
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from bench.lab import arrivals, prompts, traces
+from bench.lab.recorded import recorded
+from bench.lab.traces import Row, Trace
+from bench.lab.workload import Ask, Slo, Workload, WorkloadError
+
+TRACES: dict[str, Callable[[], Trace]] = {
+    "azure-conv": lambda: traces.azure("conv"),
+    "azure-code": lambda: traces.azure("code"),
+    "mooncake": traces.mooncake,
+}
+TEXTS = {"gsm8k": "MIT, (c) 2021 OpenAI", "mt_bench": "Apache-2.0", "vicuna_bench": "Apache-2.0"}
+SYNTHETIC = "synthetic"
+RECORDED = "recorded:"
+SOURCES = (SYNTHETIC, *TRACES, *TEXTS, f"{RECORDED}PATH")
+ARRIVALS = ("trace", "poisson", "bursts", "diurnal", "closed")
+SYNTHETIC_PROMPT, SYNTHETIC_OUTPUT = (16, 256), (8, 96)
+TEXT_OUTPUT = 96
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """What a workload is made from.
+
+    `arrivals` of "trace" are those of the source; a source without instants comes by chance.
+    `classes` are objectives with the share of requests that have each. `cancelled_share` of the
+    clients leave, each after a patience drawn around `patience_s`.
+    """
+
+    source: str = SYNTHETIC
+    arrivals: str = "trace"
+    context_tokens: int = 512
+    ids_below: int = prompts.IDS_BELOW
+    tenants: int = 1
+    classes: tuple[tuple[float, Slo], ...] = ()
+    cancelled_share: float = 0.0
+    patience_s: float = 2.0
+
+
+def make(
+    recipe: Recipe, *, rate: float, seconds: float, seed: int, concurrency: int | None = None
+) -> Workload:
+    """Return the workload: rate x seconds requests, a stretch of the source that the seed picks.
+
+    In a closed loop `rate` only says how many there are to take from. Raises WorkloadError.
+    """
+    if recipe.arrivals not in ARRIVALS:
+        raise WorkloadError(f"arrivals: {recipe.arrivals!r} is none of {', '.join(ARRIVALS)}")
+    count = max(2, round(rate * seconds))
+    trace = _trace(recipe, count, seed)
+    rows, scale = _stretch(trace, recipe, count, seed)
+    closed = recipe.arrivals == "closed" or concurrency is not None
+    at_s = [None] * count if closed else _instants(recipe, rows, seconds, seed)
+    pick = random.Random(f"people-{seed}")
+    asks = [
+        _ask(recipe, row, at, pick, (trace, scale, f"{seed}-{number}"))
+        for number, (row, at) in enumerate(zip(rows, at_s, strict=True))
+    ]
+    return Workload(
+        name=recipe.source,
+        source=trace.source,
+        licence=trace.licence,
+        arrivals="closed" if closed else _arrivals(recipe, trace),
+        seed=seed,
+        seconds=seconds,
+        asks=asks,
+        rate=None if closed else count / seconds,
+        concurrency=concurrency if closed else None,
+        scale=scale,
+        context_tokens=recipe.context_tokens,
+    )
+
+
+def _trace(recipe: Recipe, count: int, seed: int) -> Trace:
+    name = recipe.source
+    if name in TRACES:
+        return TRACES[name]()
+    if name.startswith(RECORDED):
+        return recorded(Path(name.removeprefix(RECORDED)).expanduser())
+    pick = random.Random(f"lengths-{seed}")
+    if name in TEXTS:
+        rows = [Row(0.0, 0, TEXT_OUTPUT) for _ in range(count)]
+        return Trace(name, TEXTS[name], rows)
+    if name != SYNTHETIC:
+        raise WorkloadError(f"workload: {name!r} is none of {', '.join(SOURCES)}")
+
+    def length(low: int, high: int) -> int:
+        return round(math.exp(pick.uniform(math.log(low), math.log(high))))
+
+    rows = [Row(0.0, length(*SYNTHETIC_PROMPT), length(*SYNTHETIC_OUTPUT)) for _ in range(count)]
+    return Trace("log-uniform lengths", "none needed", rows)
+
+
+def _stretch(trace: Trace, recipe: Recipe, count: int, seed: int) -> tuple[list[Row], float]:
+    """Return consecutive rows from a place that the seed picks, and what lengths were scaled by.
+
+    A sample that is too short goes on at its beginning, later by its span.
+    """
+    scale = traces.scale_to(trace, recipe.context_tokens)
+    rows = trace.rows
+    begin = random.Random(f"stretch-{seed}").randrange(len(rows)) if _timed(trace) else 0
+    span = rows[-1].at_s - rows[0].at_s + 1e-3
+    found = []
+    for number in range(begin, begin + count):
+        turn, place = divmod(number, len(rows))
+        row = traces.scaled(rows[place], scale, recipe.context_tokens)
+        found.append(replace(row, at_s=row.at_s + turn * span))
+    return found, scale
+
+
+def _timed(trace: Trace) -> bool:
+    return trace.rows[-1].at_s > trace.rows[0].at_s
+
+
+def _arrivals(recipe: Recipe, trace: Trace) -> str:
+    return "poisson" if recipe.arrivals == "trace" and not _timed(trace) else recipe.arrivals
+
+
+def _instants(recipe: Recipe, rows: list[Row], seconds: float, seed: int) -> list[float]:
+    count = len(rows)
+    if recipe.arrivals == "trace" and rows[-1].at_s > rows[0].at_s:
+        return arrivals.replayed([row.at_s for row in rows], seconds)
+    if recipe.arrivals == "bursts":
+        return arrivals.bursts(count, seconds, seed)
+    if recipe.arrivals == "diurnal":
+        return arrivals.diurnal(count, seconds, seed)
+    return arrivals.poisson(count, seconds, seed)
+
+
+def _ask(
+    recipe: Recipe,
+    row: Row,
+    at_s: float | None,
+    pick: random.Random,
+    made_of: tuple[Trace, float, str],
+) -> Ask:
+    trace, scale, salt = made_of
+    prompt = _prompt(recipe, row, trace, scale, salt)
+    # Draws come in the same order whatever the recipe asks for: what one turns on moves no other.
+    shares, leaves, patience = pick.random(), pick.random(), pick.expovariate(1.0)
+    tenant_draw, priority = pick.random(), row.priority
+    leaves_after_s = row.leaves_after_s
+    if leaves_after_s is None and leaves < recipe.cancelled_share:
+        leaves_after_s = round(patience * recipe.patience_s, 3)
+    return Ask(
+        prompt=prompt,
+        max_tokens=row.output_tokens,
+        at_s=None if at_s is None else round(at_s, 6),
+        prompt_tokens=None if isinstance(prompt, str) else len(prompt),
+        ignore_eos=not isinstance(prompt, str),
+        tenant=row.tenant or _tenant(recipe.tenants, tenant_draw),
+        priority=priority,
+        slo=row.slo or _class(recipe.classes, shares),
+        leaves_after_s=leaves_after_s,
+    )
+
+
+def _prompt(recipe: Recipe, row: Row, trace: Trace, scale: float, salt: str) -> list[int] | str:
+    if trace.source in TEXTS:
+        texts = prompts.texts(trace.source)
+        return random.Random(f"text-{salt}").choice(texts)
+    if row.blocks:
+        block_tokens = max(1, round(trace.block_tokens * scale))
+        return prompts.shared(row.blocks, block_tokens, row.prompt_tokens, recipe.ids_below)
+    common = prompts.ids(row.shared_tokens, "common", recipe.ids_below)
+    own = row.prompt_tokens - row.shared_tokens
+    return common + prompts.ids(own, salt, recipe.ids_below)
+
+
+def _tenant(tenants: int, draw: float) -> str | None:
+    """Return one of so many tenants; the k-th sends in proportion to 1 / k."""
+    if tenants <= 1:
+        return None
+    weights = [1 / rank for rank in range(1, tenants + 1)]
+    rest = draw * sum(weights)
+    for rank, weight in enumerate(weights, 1):
+        rest -= weight
+        if rest < 0:
+            return f"tenant-{rank}"
+    return f"tenant-{tenants}"
+
+
+def _class(classes: tuple[tuple[float, Slo], ...], draw: float) -> Slo | None:
+    for share, slo in classes:
+        draw -= share
+        if draw < 0:
+            return slo
+    return None

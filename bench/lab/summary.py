@@ -1,0 +1,72 @@
+"""An experiment's result for a terminal: one table, the verdicts, and what limits them.
+
+Owns what `iterscope lab` prints at its end; the report holds the rest. lab_command.py calls it.
+Must never compute a figure: what is printed stands in the result.
+"""
+
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+COLUMNS = (
+    ("output_tok_s", "tokens/s", 1),
+    ("ttft_p50_ms", "first token p50, ms", 0),
+    ("ttft_p99_ms", "p99, ms", 0),
+    ("itl_p99_ms", "gap p99, ms", 1),
+    ("goodput_share", "in time", 2),
+    ("useful_rows_share", "useful rows", 2),
+    ("unfinished_share", "unfinished", 2),
+)
+
+
+def show(result: dict[str, Any], console: Console) -> None:
+    """Print the result."""
+    console.print(table(result))
+    capacity = result["capacity"]
+    if capacity:
+        console.print(
+            f"capacity of {capacity['arm']}: {capacity['requests_s']:.2f} requests/s, "
+            f"{capacity['output_tok_s']:.0f} tokens/s"
+        )
+    for row in result["at_slo"]:
+        console.print(f"within the objective, {_compared(row)}")
+    for one in result["hypotheses"]:
+        console.print(f"[bold]{one['verdict']:>7}[/]  {one['claim']} {one['because']}")
+    equal = result["equality"]
+    console.print(
+        f"the same tokens in {equal['same']} of {equal['checked']} answers compared"
+        + ("" if equal["allowed"] else "; some differ by more than rounding explains")
+    )
+    for note in result["notes"]:
+        console.print(f"[dim]- {note}[/]")
+
+
+def table(result: dict[str, Any]) -> Table:
+    """Return one line for each arm at each rate, mean over repeats."""
+    found = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    found.add_column("x capacity", justify="right")
+    found.add_column("requests/s", justify="right")
+    found.add_column("mode")
+    for _, title, _ in COLUMNS:
+        found.add_column(title, justify="right")
+    for curve in sorted(result["curves"], key=lambda curve: float(curve["fraction"])):
+        cells = [_mean(curve["figures"].get(name), digits) for name, _, digits in COLUMNS]
+        found.add_row(
+            f"{curve['fraction']:g}", f"{curve['requests_s']:.2f}", str(curve["arm"]), *cells
+        )
+    return found
+
+
+def _mean(figure: dict[str, Any] | None, digits: int) -> str:
+    return "" if figure is None else f"{figure['mean']:,.{digits}f}"
+
+
+def _compared(row: dict[str, Any]) -> str:
+    unit = "requests/s" if row["figure"] == "at_slo_requests_s" else "tokens/s"
+    told = f"{row['arm']} {row['arm_mean']:.2f} {unit}, {row['baseline']} "
+    told += f"{row['baseline_mean']:.2f}: "
+    if row["low"] is None:
+        return told + f"{row['kind']} {row['value']:.2f}, one pair"
+    return told + f"{row['kind']} {row['value']:.2f} ({row['low']:.2f} to {row['high']:.2f})"
