@@ -10,7 +10,7 @@ import platform
 import time
 from collections.abc import Callable
 from dataclasses import asdict
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
@@ -18,13 +18,11 @@ from engine.config import ConfigError, EngineConfig, resolve
 from engine.device import device_facts, device_name
 from engine.spec import ModelSpec
 from engine.weights import TORCH_DTYPES, attention_shape
-from kernels.base import AttentionBackend, BackendError, Ops
-from kernels.select import BACKENDS, OPS, choose
+from kernels.base import BackendError
+from kernels.select import choose, refusals_of
 
 COPY_BYTES = {"cpu": 2**28, "cuda": 2**30}
 COPIES = 5
-
-Load = TypeVar("Load")
 
 
 def device_report(config: EngineConfig) -> dict[str, Any]:
@@ -65,26 +63,13 @@ def kernels_report(config: EngineConfig, spec: ModelSpec) -> dict[str, dict[str,
     """Return why each attention backend and each set of ops refuses to serve; None if it would."""
     facts = device_facts(config, spec)
     chosen_dtype = facts.auto_dtype if config.dtype == "auto" else config.dtype
-    dtype, shape = TORCH_DTYPES[chosen_dtype], attention_shape(spec)
-    device, block_tokens = facts.device, config.block_size
-
-    def backend(load: Callable[[], AttentionBackend]) -> str | None:
-        return load().supports(shape, device, dtype, block_tokens)
-
-    def ops(load: Callable[[], Ops]) -> str | None:
-        return load().supports(device, dtype)
-
-    return {
-        "attention_backends": {name: _reason(backend, load) for name, load in BACKENDS},
-        "ops": {name: _reason(ops, load) for name, load in OPS},
-    }
-
-
-def _reason(ask: Callable[[Load], str | None], load: Load) -> str | None:
-    try:
-        return ask(load)
-    except (ImportError, OSError, RuntimeError) as error:
-        return f"cannot be loaded: {error}".splitlines()[0]
+    backends, ops = refusals_of(
+        attention_shape(spec),
+        device=facts.device,
+        dtype=TORCH_DTYPES[chosen_dtype],
+        block_tokens=config.block_size,
+    )
+    return {"attention_backends": backends, "ops": ops}
 
 
 def chosen(config: EngineConfig, spec: ModelSpec) -> dict[str, Any]:

@@ -7,13 +7,15 @@ CPU it serves under Triton's interpreter alone, for tests.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import triton
 
 from kernels.base import AttentionBatch, AttentionShape, Cache, HeadNorms, Prepared
 from kernels.triton import launch
-from kernels.triton.device import attention, cache as cache_kernels
+from kernels.triton.device import attention
+from kernels.triton.device import cache as cache_kernels
 
 LOG2_E = 1.4426950408889634
 INTERPRETER = launch.Device(name="interpreter", processors=2, shared_bytes=2**16)
@@ -38,9 +40,12 @@ class _Prepared:
 
 
 class TritonBackend:
-    """Attention through our Triton kernels."""
+    """Attention through our Triton kernels, launched as it suits `device`, by default its own."""
 
     name = "triton"
+
+    def __init__(self, device: launch.Device | None = None) -> None:
+        self._device = device
 
     def supports(
         self, shape: AttentionShape, device: str, dtype: torch.dtype, block_tokens: int
@@ -81,12 +86,12 @@ class TritonBackend:
     def launch_key(self, batch: AttentionBatch, cache: Cache) -> tuple[int, ...]:
         """Return every integer that the launches of this batch take."""
         assert isinstance(cache, TritonCache)
-        return (*_launch(batch, cache).key(), batch.block_tables.stride(0))
+        return (*self._launch(batch, cache).key(), batch.block_tables.stride(0))
 
     def prepare(self, batch: AttentionBatch, cache: Cache) -> Prepared:
         """Choose the launch: the device's own tensors are read by the kernels alone."""
         assert isinstance(cache, TritonCache)
-        return _Prepared(batch, _launch(batch, cache))
+        return _Prepared(batch, self._launch(batch, cache))
 
     def attend(
         self,
@@ -135,30 +140,30 @@ class TritonBackend:
         )  # fmt: skip
         return _attend(layer, q, cache, prepared)
 
-
-def _launch(batch: AttentionBatch, cache: TritonCache) -> launch.AttentionLaunch:
-    block_tokens, shape = cache.keys.shape[3], cache.shape
-    device, counts = _device(cache.keys.device), batch.query_lengths_host
-    tiles = launch.attention_tiles(
-        shape,
-        device,
-        item_bytes=cache.keys.element_size(),
-        block_tokens=block_tokens,
-        decode=max(counts) == 1,
-    )
-    return launch.attention_launch(
-        shape,
-        tiles,
-        device.processors,
-        query_lengths=counts,
-        table_tokens=batch.block_tables.shape[1] * block_tokens,
-    )
+    def _launch(self, batch: AttentionBatch, cache: TritonCache) -> launch.AttentionLaunch:
+        block_tokens, shape = cache.keys.shape[3], cache.shape
+        device = self._device or _device(cache.keys.device)
+        counts = batch.query_lengths_host
+        tiles = launch.attention_tiles(
+            shape,
+            device,
+            item_bytes=cache.keys.element_size(),
+            block_tokens=block_tokens,
+            decode=max(counts) == 1,
+        )
+        return launch.attention_launch(
+            shape,
+            tiles,
+            device.processors,
+            query_lengths=counts,
+            table_tokens=batch.block_tables.shape[1] * block_tokens,
+        )
 
 
 def _device(device: torch.device) -> launch.Device:
     if device.type != "cuda":
         return INTERPRETER
-    properties = torch.cuda.get_device_properties(device)
+    properties: Any = torch.cuda.get_device_properties(device)  # its stubs lack what we ask
     return launch.Device(
         name=properties.name,
         processors=properties.multi_processor_count,

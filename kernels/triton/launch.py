@@ -22,6 +22,9 @@ PART_TOKENS, LONG_PART_TOKENS = 256, 4096
 """What a part computes at least where the device has room, and where it is full."""
 
 PROGRAMS_PER_PROCESSOR = 2
+HOPPER_SHARED_BYTES = 200 * 1024
+"""GPUs with more shared memory in a block have the registers and the products for larger ones."""
+
 TUNING = Path(__file__).resolve().parent.parent / "tuning"
 
 
@@ -107,10 +110,11 @@ def _default_tiles(
     """Return tiles whose keys and values, some stages ahead, fit into shared memory."""
     group, width = shape.heads // shape.kv_heads, max(16, power_of_two(shape.head_dim))
     least = max(16, power_of_two(group))
-    wide = width > 128 or item_bytes > 2
-    block_m = least if decode else max(least, 64 if wide else 128)
-    warps = 8 if block_m >= 128 else 4
-    tile = 32 if wide else 64
+    exact, wide = item_bytes > 2, width > 128
+    hopper = device.shared_bytes > HOPPER_SHARED_BYTES
+    block_m = least if decode else max(least, 32 if exact else 128 if hopper and not wide else 64)
+    warps = 4 if block_m * width <= (64 if hopper else 32) * 128 else 8  # no spilled registers
+    tile = 16 if exact and wide else 32 if exact or wide else 64
     stages = 4 if decode else 3
     while stages > 1 and shared_bytes(block_m, tile, stages, width, item_bytes) > (
         device.shared_bytes
@@ -162,9 +166,7 @@ def _as_dict(tiles: Tiles) -> dict[str, int]:
     return dict(zip(names, astuple(tiles), strict=True))
 
 
-def entry_name(
-    shape: AttentionShape, *, item_bytes: int, block_tokens: int, decode: bool
-) -> str:
+def entry_name(shape: AttentionShape, *, item_bytes: int, block_tokens: int, decode: bool) -> str:
     """Return the name of what is measured for one kind of step of a shape."""
     kind = "decode" if decode else "mixed"
     group = shape.heads // shape.kv_heads

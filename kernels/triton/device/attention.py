@@ -1,4 +1,4 @@
-"""Attention over paged keys and values, as it runs on the device: one kernel for all rows of a step.
+"""Attention over paged keys and values, as it runs on the device: one kernel for all of a step.
 
 Owns the arithmetic of kernels/triton/backend.py, which launches it. A program owns a block of one
 row's query tokens, with all query heads of one key head, so that grouped heads read keys and values
@@ -25,19 +25,15 @@ def row_of_block(starts_ptr, rows, block, BLOCK_QUERIES: tl.constexpr):
 
 
 @triton.jit
-def offsets_of(table_ptr, tile, end, block_stride, BLOCK_TOKENS: tl.constexpr,
-               HEAD_DIM: tl.constexpr, TILE: tl.constexpr, MASKED: tl.constexpr):  # fmt: skip
-    """Return where in the cache the tile's tokens of one head begin: [TILE] int64."""
-    places = tl.arange(0, TILE)
+def blocks_of(table_ptr, tile, last, end, BLOCK_TOKENS: tl.constexpr, TILE: tl.constexpr):
+    """Return which blocks hold the tile's tokens: one number, or [TILE] where it spans several."""
     if BLOCK_TOKENS % TILE == 0:
-        block = tl.load(table_ptr + tile * TILE // BLOCK_TOKENS).to(tl.int64)
-        return block * block_stride + (tile * TILE % BLOCK_TOKENS + places) * HEAD_DIM
-    positions = tile * TILE + places
-    if MASKED:
-        blocks = tl.load(table_ptr + positions // BLOCK_TOKENS, mask=positions < end, other=0)
+        blocks = tl.load(table_ptr + tile * TILE // BLOCK_TOKENS, mask=tile < last, other=0)
     else:
-        blocks = tl.load(table_ptr + positions // BLOCK_TOKENS)
-    return blocks.to(tl.int64) * block_stride + positions % BLOCK_TOKENS * HEAD_DIM
+        positions = tile * TILE + tl.arange(0, TILE)
+        there = positions < tl.minimum(end, last * TILE)
+        blocks = tl.load(table_ptr + positions // BLOCK_TOKENS, mask=there, other=0)
+    return blocks
 
 
 @triton.jit
@@ -53,11 +49,12 @@ def visit_tiles(state, q, queries, first, last, end, window, table_ptr, keys_ptr
     weighted, largest, total = state
     dims = tl.arange(0, WIDTH)
     whole = WIDTH == HEAD_DIM
+    blocks = blocks_of(table_ptr, first, last, end, BLOCK_TOKENS, TILE)
     for tile in range(first, last):
-        offsets = offsets_of(
-            table_ptr, tile, end, block_stride, BLOCK_TOKENS, HEAD_DIM, TILE, MASKED
-        )
         positions = tile * TILE + tl.arange(0, TILE)
+        offsets = blocks.to(tl.int64) * block_stride + positions % BLOCK_TOKENS * HEAD_DIM
+        # One tile ahead: keys wait for no table, so that the compiler can fetch them early.
+        blocks = blocks_of(table_ptr, tile + 1, last, end, BLOCK_TOKENS, TILE)
         k_ptrs = keys_ptr + offsets[None, :] + dims[:, None]
         v_ptrs = values_ptr + offsets[:, None] + dims[None, :]
         if MASKED:
@@ -70,7 +67,7 @@ def visit_tiles(state, q, queries, first, last, end, window, table_ptr, keys_ptr
         else:
             k = tl.load(k_ptrs, mask=(dims < HEAD_DIM)[:, None], other=0.0)
             v = tl.load(v_ptrs, mask=(dims < HEAD_DIM)[None, :], other=0.0)
-        scores = tl.dot(q, k, input_precision="ieee") * scale
+        scores = tl.dot(q, k, input_precision="tf32x3") * scale
         if CAPPED:  # tanh by exp, whose overflow ends at 1
             scores = cap * (1.0 - 2.0 / (tl.exp2(scores) + 1.0))
         if MASKED:
@@ -84,7 +81,7 @@ def visit_tiles(state, q, queries, first, last, end, window, table_ptr, keys_ptr
         weights = tl.exp2(scores - base[:, None])
         total = total * shrink + tl.sum(weights, 1)
         weighted = weighted * shrink[:, None]
-        weighted = tl.dot(weights.to(v.dtype), v, weighted, input_precision="ieee")
+        weighted = tl.dot(weights.to(v.dtype), v, weighted, input_precision="tf32x3")
         largest = above
     return weighted, largest, total
 
