@@ -22,10 +22,13 @@ def random_run(seed: int) -> list[Record]:
     """A random engine under random traffic, each request to its end."""
     pick = random.Random(seed)
     simulated = Simulation(**random_settings(pick))  # type: ignore[arg-type]
-    failing = pick.randrange(5, 60) if pick.random() < 0.3 else 0
+    failing = pick.randrange(5, 60) if pick.random() < 0.3 else -9
+
+    error = pick.choice((RuntimeError("a step that fails"), MemoryError()))
+    times = pick.randrange(1, 4)
 
     def fails(plan: Plan) -> Exception | None:
-        return RuntimeError("a step that fails") if plan.step == failing else None
+        return error if failing <= plan.step < failing + times else None
 
     simulated.runner.fails = fails
     for _ in range(pick.randrange(5, 40)):

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from tests import scenarios, scenarios_policies
+from tests import scenarios, scenarios_ahead, scenarios_policies
 from tests.simulation import Simulation
 
 GOLDEN = Path(__file__).parent / "golden"
-SCENARIOS = scenarios.SCENARIOS + scenarios_policies.SCENARIOS
+SCENARIOS = scenarios.SCENARIOS + scenarios_policies.SCENARIOS + scenarios_ahead.SCENARIOS
 
 
 def render(scenario: Callable[[], Simulation]) -> str:
