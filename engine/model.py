@@ -13,8 +13,10 @@ from kernels.base import (
     AttentionBackend,
     Cache,
     DecoderWeights,
-    LayerWeights,
+    FusedBackend,
+    HeadNorms,
     Ops,
+    Prepared,
     StepBackend,
     StepBatch,
 )
@@ -38,6 +40,7 @@ class Decoder:
         self._backend = backend
         self._ops = ops
         whole = isinstance(backend, StepBackend) and backend.serves(weights)
+        self._fused = backend if isinstance(backend, FusedBackend) else None
         self._stepper = backend if whole and isinstance(backend, StepBackend) else None
 
     def forward(self, batch: StepBatch, cache: Cache) -> torch.Tensor:
@@ -61,8 +64,7 @@ class Decoder:
         normed = ops.rms_norm(residual, weights.layers[0].input_norm, eps)
         for number, layer in enumerate(weights.layers):
             self._beat()
-            q, k, v = self._projected(layer, normed, turns[number])
-            attended = self._backend.attend(number, q, k, v, cache, prepared)
+            attended = self._attended(number, normed, turns[number], cache, prepared)
             mixed = ops.linear(attended.reshape(len(normed), -1), layer.output)
             mixed = self._out(mixed, layer.output_bias, layer.attention_out_norm)
             normed, residual = ops.add_rms_norm(mixed, residual, layer.post_norm, eps)
@@ -81,20 +83,42 @@ class Decoder:
         windows = map(weights.shape.window, range(len(weights.layers)))
         return [local if window else turns for window in windows]
 
-    def _projected(
-        self, layer: LayerWeights, normed: torch.Tensor, turns: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return queries and keys, turned, and values: [T, heads, head_dim] each."""
-        shape, ops, eps = self._weights.shape, self._ops, self._weights.norm_eps
-        qkv = ops.linear(normed, layer.qkv)
+    def _attended(
+        self,
+        number: int,
+        normed: torch.Tensor,
+        turns: torch.Tensor,
+        cache: Cache,
+        prepared: Prepared,
+    ) -> torch.Tensor:
+        """Return the attention of a layer [T, heads, head_dim] before its output product."""
+        layer, shape, eps = (
+            self._weights.layers[number],
+            self._weights.shape,
+            self._weights.norm_eps,
+        )
+        qkv = self._ops.linear(normed, layer.qkv)
         if layer.qkv_bias is not None:
             qkv += layer.qkv_bias
         qkv = qkv.view(len(normed), -1, shape.head_dim)
+        norms = None
+        if layer.query_norm is not None and layer.key_norm is not None:
+            norms = HeadNorms(query=layer.query_norm, key=layer.key_norm, eps=eps)
+        if self._fused:
+            return self._fused.attend_qkv(number, qkv, turns, norms, cache, prepared)
+        q, k, v = self._turned(qkv, turns, norms)
+        return self._backend.attend(number, q, k, v, cache, prepared)
+
+    def _turned(
+        self, qkv: torch.Tensor, turns: torch.Tensor, norms: HeadNorms | None
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Return queries and keys, normed and turned, and values: [T, heads, head_dim] each."""
+        shape, ops = self._weights.shape, self._ops
         heads, turned_heads = shape.heads, shape.heads + shape.kv_heads
         to_turn = qkv[:, :turned_heads]
-        if layer.query_norm is not None and layer.key_norm is not None:
-            queries = ops.rms_norm(qkv[:, :heads], layer.query_norm, eps)
-            keys = ops.rms_norm(qkv[:, heads:turned_heads], layer.key_norm, eps)
+        if norms is not None:
+            queries = ops.rms_norm(qkv[:, :heads], norms.query, norms.eps)
+            keys = ops.rms_norm(qkv[:, heads:turned_heads], norms.key, norms.eps)
             to_turn = torch.cat([queries, keys], dim=1)
         turned = ops.rope(to_turn, turns)
         return turned[:, :heads], turned[:, heads:], qkv[:, turned_heads:]

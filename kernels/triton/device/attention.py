@@ -130,6 +130,16 @@ def parts_of(tiles, segments, part_tiles):
     return tl.minimum(tl.maximum((tiles + part_tiles - 1) // part_tiles, 1), segments)
 
 
+@triton.jit
+def keep_part(parts_ptr, largest_ptr, totals_ptr, state, lines, dims, real, inside,
+              WIDTH: tl.constexpr):  # fmt: skip
+    """Keep a part's softmax state for `combine_parts`."""
+    weighted, largest, total = state
+    tl.store(parts_ptr + lines[:, None] * WIDTH + dims[None, :], weighted, mask=inside)
+    tl.store(largest_ptr + lines, largest, mask=real)
+    tl.store(totals_ptr + lines, total, mask=real)
+
+
 @triton.jit(
     do_not_specialize=["rows", "segments", "part_tiles", "table_stride", "window"],
     do_not_specialize_on_alignment=["tables_ptr", "contexts_ptr", "starts_ptr"],
@@ -187,11 +197,10 @@ def paged_attention(out_ptr, parts_ptr, largest_ptr, totals_ptr, q_ptr, keys_ptr
     if SPLIT:
         shared = tl.zeros([BLOCK_M], tl.int32) + parts > 1
         part = (tl.cast(row, tl.int64) * tl.num_programs(1) + head) * segments + segment
-        line = part * GROUP + lines
-        goes = inside & shared[:, None]
-        tl.store(parts_ptr + line[:, None] * WIDTH + dims[None, :], weighted, mask=goes)
-        tl.store(largest_ptr + line, largest, mask=real & shared)
-        tl.store(totals_ptr + line, total, mask=real & shared)
+        keep_part(
+            parts_ptr, largest_ptr, totals_ptr, (weighted, largest, total), part * GROUP + lines,
+            dims, real & shared, inside & shared[:, None], WIDTH,
+        )  # fmt: skip
         inside = inside & (shared == 0)[:, None]
     result = weighted / tl.where(total == 0, 1.0, total)[:, None]
     place = ((start + token).to(tl.int64) * HEADS + heads) * HEAD_DIM
