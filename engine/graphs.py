@@ -6,7 +6,7 @@ On a CPU a replay does the same work again, so that all but NVIDIA's capture run
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import NamedTuple, Protocol
 
@@ -141,6 +141,7 @@ class Graphs:
         self._launch_key = launch_key
         self._recorder = recorder
         self._replays: dict[GraphKey, Work] = {}
+        self._fixed: dict[int, AttentionBatch] = {}
 
     def __len__(self) -> int:
         return len(self._replays)
@@ -170,18 +171,27 @@ class Graphs:
         first, *others = (max(0, before - after) for before, after in pairwise(left))
         return first + sum(others) * (len(wanted) - 1)
 
-    def key_of(self, bucket: int, attention: AttentionBatch) -> GraphKey:
-        """Return what a captured step must have been captured with to serve this batch."""
-        return GraphKey(bucket, self._launch_key(attention))
+    def key_of(self, bucket: int, queries: list[int], contexts: list[int]) -> GraphKey:
+        """Return what a captured step must have been captured with to serve these rows.
+
+        They are asked for as they would lie in the fixed memory, whose tables are the widest.
+        """
+        fixed = self._fixed.get(bucket)
+        if fixed is None:
+            fixed = self._fixed[bucket] = self._memory.step(bucket, 1).attention
+        asked = replace(fixed, query_lengths_host=queries, context_lengths_host=contexts)
+        return GraphKey(bucket, self._launch_key(asked))
 
     def replay(self, bucket: int, step: StepBatch, rows: int) -> torch.Tensor | None:
         """Return the logits of the tokens that sample, None if no captured step serves.
 
         The first `rows` rows are neither padding nor idle. The result is overwritten by the next.
         """
-        if not bucket:
+        if not bucket or bucket > len(self._memory.ids):
             return None
-        replay = self._replays.get(self.key_of(bucket, step.attention))
+        told = step.attention
+        key = self.key_of(bucket, told.query_lengths_host, told.context_lengths_host)
+        replay = self._replays.get(key)
         if replay is None:
             return None
         self._memory.take(step)
@@ -203,7 +213,7 @@ class Graphs:
         """Yield each key of a bucket and a context that has it, over contexts of all sizes."""
         found: set[GraphKey] = set()
         for context in sorted({*(2**power for power in range(longest.bit_length())), longest}):
-            key = self.key_of(bucket, self._memory.step(bucket, context).attention)
+            key = self.key_of(bucket, [1] * bucket, [context] * bucket)
             if key not in found:
                 found.add(key)
                 yield key, context

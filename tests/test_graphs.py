@@ -133,12 +133,25 @@ def test_another_number_of_the_host_misses() -> None:
         changed = list(kernels.numbers)
         changed[place] += 1
         other = replace(kernels, numbers=tuple(changed))
-        assert graphs.key_of(2, step.attention) in graphs._replays
+        assert graphs.key_of(2, [1, 1], [3, 4]) in graphs._replays
         graphs._launch_key = other.launch_key
         assert graphs.replay(2, step, 2) is None
         graphs._launch_key = kernels.launch_key
     assert graphs.replay(0, step, 2) is None, "no bucket, no graph"
     assert graphs.replay(8, step, 2) is None, "a bucket that was not captured"
+
+
+def test_tables_count_as_wide_as_they_are_in_the_fixed_memory() -> None:
+    """A launch may depend on their width, which in the packed batch is the longest row's."""
+
+    class Wide(Kernels):
+        def launch_key(self, batch: AttentionBatch) -> tuple[int, ...]:
+            return (batch.block_tables.shape[1], batch.block_tables.stride(0))
+
+    graphs = graphs_of(Wide())
+    graphs.capture((2,), 64, lambda _: None)
+    assert [key.launch for key in graphs._replays] == [(BLOCKS, BLOCKS)]
+    assert graphs.replay(2, decodes([5, 6], [3, 4], 1), 2) is not None
 
 
 def test_a_backend_whose_numbers_never_repeat_is_refused() -> None:
