@@ -90,18 +90,22 @@ class DryDevice:
 
 
 @contextmanager
-def dry_device(capability: int) -> Iterator[DryDevice]:
-    """Make launches go to a device of this kind, for as long as the block runs."""
+def dry_device(capability: int, folder: Path) -> Iterator[DryDevice]:
+    """Make launches go to a device of this kind, for as long as the block runs.
+
+    What is compiled is kept in a folder, so that no earlier run's work is taken for this one's.
+    """
     device = DryDevice(capability)
-    driver.set_active(device)
-    hook = triton.knobs.runtime.jit_post_compile_hook
+    knobs = triton.knobs
+    before = (knobs.runtime.jit_post_compile_hook, knobs.cache.dir)
 
     def compiled(*, fn: Any, compile: dict[str, Any], **_: Any) -> None:
-        kernel = fn.jit_function.device_caches[id(device)][0][compile["key"]]
-        device.keep(kernel)
+        device.keep(fn.jit_function.device_caches[id(device)][0][compile["key"]])
 
-    triton.knobs.runtime.jit_post_compile_hook = compiled
+    driver.set_active(device)
+    knobs.runtime.jit_post_compile_hook, knobs.cache.dir = compiled, str(folder)
     try:
         yield device
     finally:
-        triton.knobs.runtime.jit_post_compile_hook = hook
+        driver.set_active(None)
+        knobs.runtime.jit_post_compile_hook, knobs.cache.dir = before
