@@ -40,12 +40,18 @@ class _Prepared:
 
 
 class TritonBackend:
-    """Attention through our Triton kernels, launched as it suits `device`, by default its own."""
+    """Attention through our Triton kernels, launched as it suits `device`, by default its own.
+
+    A sweep gives the tiles to be tried; else they are what is best known.
+    """
 
     name = "triton"
 
-    def __init__(self, device: launch.Device | None = None) -> None:
+    def __init__(
+        self, device: launch.Device | None = None, tiles: launch.Tiles | None = None
+    ) -> None:
         self._device = device
+        self._tiles = tiles
 
     def supports(
         self, shape: AttentionShape, device: str, dtype: torch.dtype, block_tokens: int
@@ -142,9 +148,9 @@ class TritonBackend:
 
     def _launch(self, batch: AttentionBatch, cache: TritonCache) -> launch.AttentionLaunch:
         block_tokens, shape = cache.keys.shape[3], cache.shape
-        device = self._device or _device(cache.keys.device)
+        device = self._device or device_of(cache.keys.device)
         counts = batch.query_lengths_host
-        tiles = launch.attention_tiles(
+        tiles = self._tiles or launch.attention_tiles(
             shape,
             device,
             item_bytes=cache.keys.element_size(),
@@ -160,7 +166,8 @@ class TritonBackend:
         )
 
 
-def _device(device: torch.device) -> launch.Device:
+def device_of(device: torch.device) -> launch.Device:
+    """Return what launches must know of a GPU, or of the interpreter."""
     if device.type != "cuda":
         return INTERPRETER
     properties: Any = torch.cuda.get_device_properties(device)  # its stubs lack what we ask

@@ -123,6 +123,26 @@ def _default_tiles(
     return Tiles(block_m=block_m, tile=tile, warps=warps, stages=stages)
 
 
+def candidate_tiles(
+    shape: AttentionShape, device: Device, *, item_bytes: int, decode: bool
+) -> list[Tiles]:
+    """Return the tiles that a sweep may try on this device, the default among them."""
+    width = max(16, power_of_two(shape.head_dim))
+    least = max(16, power_of_two(shape.heads // shape.kv_heads))
+    tried = [
+        Tiles(block_m=block_m, tile=tile, warps=warps, stages=stages)
+        for block_m in ([least] if decode else [max(least, 32), 64, 128])
+        for tile in (16, 32, 64, 128)
+        for warps in (2, 4, 8)
+        for stages in (2, 3, 4, 5)
+        if block_m >= least
+        and shared_bytes(block_m, tile, stages, width, item_bytes) <= device.shared_bytes
+        and block_m * width <= 64 * 32 * warps * 4  # at most 128 registers for what is summed
+    ]
+    default = _default_tiles(shape, device, item_bytes=item_bytes, decode=decode)
+    return list(dict.fromkeys([default, *tried]))
+
+
 def shared_bytes(block_m: int, tile: int, stages: int, width: int, item_bytes: int) -> int:
     """Return about what a program keeps in shared memory: queries, and tiles on their way."""
     return (block_m * width + 2 * stages * tile * width + block_m * tile) * item_bytes
