@@ -16,9 +16,12 @@ POLICY_NAMES = ("decode_first", "fcfs", "priority", "fair", "slo")
 BATCHING_MODES = ("continuous", "static", "dynamic")
 ISOLATIONS = ("none", "tenant")
 THREADS_MAX = 1024
+BLOCK_TOKENS = 16
 DTYPES = ("auto", "f32", "bf16", "int8")
 DEVICES = ("auto", "cpu", "cuda")
-ATTENTION_BACKENDS = ("auto", "native", "sdpa", "reference")
+ATTENTION_BACKENDS = (
+    *("auto", "native", "flash_attn", "triton", "sdpa", "reference", "per_request"),
+)
 """The names in kernels/select.py, known before anything of it is loaded."""
 GRAPHS = ("auto", "on", "off")
 KV_CACHE_MEMORY = 2**30
@@ -31,9 +34,14 @@ class ConfigError(Exception):
     """The operator asked for something that cannot be: one line naming the flag."""
 
 
-def setting(help: str, default: Any, choices: tuple[str, ...] = ()) -> Any:
-    """Return a dataclass field that carries its help and choices for the command line."""
-    return field(default=default, metadata={"help": help, "choices": choices})
+def setting(
+    help: str, default: Any, choices: tuple[str, ...] = (), *, auto: int | None = None
+) -> Any:
+    """Return a dataclass field that carries its help and choices for the command line.
+
+    auto is the number that the word stands for there.
+    """
+    return field(default=default, metadata={"help": help, "choices": choices, "auto": auto})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +52,11 @@ class EngineConfig:
     max_model_len: int | None = setting("context limit in tokens", None)
     max_num_seqs: int = setting("most sequences running at once", 64)
     max_num_batched_tokens: int = setting("token budget of one step", 512)
-    block_size: int = setting("tokens in one KV block", 16)
+    block_size: int = setting(
+        "tokens in one KV block; auto (0) is 256 where flash-attn serves on a GPU, else 16",
+        BLOCK_TOKENS,
+        auto=0,
+    )
     kv_blocks: int | None = setting("KV blocks that requests may use", None)
     kv_cache_memory: int | None = setting(
         "bytes for the KV cache; by default 1 GiB, on a GPU what a worst step leaves free", None
@@ -98,7 +110,7 @@ class EngineConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceFacts:
-    """What the device decides: its name, the dtype that `auto` stands for, bytes for the KV cache.
+    """What the device decides: its name, what `auto` stands for, bytes for the KV cache.
 
     pool_bytes None is the default; a GPU's are measured once the model is there.
     """
@@ -107,6 +119,7 @@ class DeviceFacts:
     auto_dtype: str
     threads: int
     pool_bytes: int | None = None
+    block_tokens: int = BLOCK_TOKENS
 
 
 def kv_bytes_per_token(spec: ModelSpec, dtype: str) -> int:
@@ -123,7 +136,8 @@ def resolve(config: EngineConfig, spec: ModelSpec, facts: DeviceFacts) -> Engine
     """
     check_engine(config)
     dtype = facts.auto_dtype if config.dtype == "auto" else config.dtype
-    block_bytes = kv_bytes_per_token(spec, dtype) * config.block_size
+    block_size = config.block_size or facts.block_tokens
+    block_bytes = kv_bytes_per_token(spec, dtype) * block_size
     pool_bytes = config.kv_cache_memory or facts.pool_bytes or KV_CACHE_MEMORY
     blocks = config.kv_blocks or pool_bytes // block_bytes
     if blocks < 2:
@@ -131,7 +145,7 @@ def resolve(config: EngineConfig, spec: ModelSpec, facts: DeviceFacts) -> Engine
             f"--kv-cache-memory {pool_bytes} holds {blocks} KV blocks of "
             f"{block_bytes} bytes; at least 2 are needed"
         )
-    pool_tokens = blocks * config.block_size
+    pool_tokens = blocks * block_size
     model_len = min(config.max_model_len or spec.model_len, spec.model_len, pool_tokens)
     budget = config.max_num_batched_tokens
     if not config.enable_chunked_prefill:
@@ -146,6 +160,7 @@ def resolve(config: EngineConfig, spec: ModelSpec, facts: DeviceFacts) -> Engine
         config,
         dtype=dtype,
         device=facts.device,
+        block_size=block_size,
         decode_buckets=buckets,
         graphs=graphs,
         loop_depth=config.loop_depth or (2 if on_gpu else 1),
@@ -180,7 +195,7 @@ def check_engine(config: EngineConfig) -> None:
         ("max_model_len", 2),
         ("max_num_seqs", 1),
         ("max_num_batched_tokens", 1),
-        ("block_size", 1),
+        ("block_size", 0),
         ("kv_blocks", 2),
         ("kv_cache_memory", 1),
         ("engine_threads", 1),

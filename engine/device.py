@@ -8,12 +8,15 @@ import os
 
 import torch
 
-from engine.config import ConfigError, DeviceFacts, EngineConfig
+from engine.config import BLOCK_TOKENS, ConfigError, DeviceFacts, EngineConfig
 from engine.spec import ModelSpec
-from engine.weights import attention_shape
+from engine.weights import TORCH_DTYPES, attention_shape
 from kernels import native
+from kernels.base import BackendError
+from kernels.flash_attn import PAGE_TOKENS
 from kernels.native_ops import TILE
 from kernels.native_step import refusal_of as native_refusal
+from kernels.select import choose
 
 
 def keep_to(cpu: str) -> None:
@@ -37,7 +40,23 @@ def device_facts(config: EngineConfig, spec: ModelSpec) -> DeviceFacts:
     device = device_name(config)
     threads = len(os.sched_getaffinity(0))
     auto_dtype = "bf16" if device == "cuda" else _fastest_dtype(config, spec)
-    return DeviceFacts(device=device, auto_dtype=auto_dtype, threads=threads)
+    block_tokens = BLOCK_TOKENS
+    if device == "cuda" and config.attention_backend in ("auto", "flash_attn"):
+        dtype = auto_dtype if config.dtype == "auto" else config.dtype
+        block_tokens = _flash_attn_tokens(spec, TORCH_DTYPES[dtype])
+    return DeviceFacts(
+        device=device, auto_dtype=auto_dtype, threads=threads, block_tokens=block_tokens
+    )
+
+
+def _flash_attn_tokens(spec: ModelSpec, dtype: torch.dtype) -> int:
+    """Return the tokens of flash-attn's pages where it serves, else of a block as usual."""
+    shape, page = attention_shape(spec), PAGE_TOKENS
+    try:
+        choose("flash_attn", shape, device="cuda", dtype=dtype, block_tokens=page)
+    except BackendError:
+        return BLOCK_TOKENS
+    return page
 
 
 def _fastest_dtype(config: EngineConfig, spec: ModelSpec) -> str:
@@ -45,7 +64,7 @@ def _fastest_dtype(config: EngineConfig, spec: ModelSpec) -> str:
 
     Without C++, bf16 is a little faster than f32 and changes every answer with its neighbours.
     """
-    asked = config.attention_backend in ("auto", "native")
+    asked = config.attention_backend in ("auto", "native", "per_request")
     in_tiles = spec.hidden % TILE == 0 and spec.intermediate % TILE == 0
     if not asked or not in_tiles:
         return "f32"

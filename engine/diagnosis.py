@@ -67,7 +67,7 @@ def kernels_report(config: EngineConfig, spec: ModelSpec) -> dict[str, dict[str,
         attention_shape(spec),
         device=facts.device,
         dtype=TORCH_DTYPES[chosen_dtype],
-        block_tokens=config.block_size,
+        block_tokens=config.block_size or facts.block_tokens,
     )
     return {"attention_backends": backends, "ops": ops}
 

@@ -9,7 +9,7 @@ import argparse
 import os
 import re
 import types
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, NoReturn, Union, get_args, get_origin, get_type_hints
@@ -128,9 +128,18 @@ def _add_flag(
     elif get_origin(kind) is tuple:
         options["action"] = "append"
     else:
-        options["type"] = kind
+        auto = metadata.get("auto")
+        options["type"] = kind if auto is None else _number_or_auto(auto)
         options["choices"] = metadata["choices"] or None
     group.add_argument(flag_name(name), **options)
+
+
+def _number_or_auto(auto: int) -> Callable[[str], int]:
+    def read(text: str) -> int:
+        return auto if text == "auto" else int(text)
+
+    read.__name__ = "number"  # argparse says so of a text that is none
+    return read
 
 
 def from_flags(
