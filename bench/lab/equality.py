@@ -13,8 +13,12 @@ import httpx
 from bench.lab.serving import Served
 from bench.lab.workload import Workload
 
-TOLERANCES = {"f32": 0.0, "bf16": 0.25, "int8": 0.5}
-"""Of the gap between two logits, by dtype; what is not listed has that of int8."""
+TOLERANCES = {"f32": 0.0, "bf16": 0.5, "int8": 1.0}
+"""Of the gap between two logits, by dtype; what is not listed has that of int8.
+
+Logits of about 20 lie 0.125 apart in bf16. In int8 a step of few rows reads weights in another form
+than a step of many (README, On a CPU), so that who is in the batch moves a logit by a few of those.
+"""
 ASKED_MAX = 12
 """Differences of one rate that the server is asked about; the rest are counted as not known."""
 

@@ -14,9 +14,10 @@ from typing import Any
 import msgspec
 
 from bench.lab import equality
+from bench.lab.ceiling import ceiling
 from bench.lab.files import read_json, write_json
 from bench.lab.make import make
-from bench.lab.measure import Send, generate, measure
+from bench.lab.measure import Send, measure, sent
 from bench.lab.plan import Arm, Cell, Plan, blocks
 from bench.lab.progress import Shown
 from bench.lab.serving import PROGRAM, Served, serving
@@ -24,6 +25,7 @@ from bench.lab.workload import Workload, WorkloadError, write
 from bench.machine import StolenTime, describe
 
 CAPACITY_ASKS_A_SECOND = 60
+CAPACITY_TRIES = 2
 CAPACITY_SETTLE = 0.25
 """So much of the capacity's run is left out: all slots prefill at once at its begin."""
 
@@ -117,6 +119,7 @@ def _perform(bench: Bench, repeats: list[int], shown: Shown) -> None:
             servers[arm.name] = stack.enter_context(served)
             warm_up(bench, servers[arm.name], repeats[0])
         capacity = capacity_of(bench, servers[bench.plan.baseline.name], shown)
+        _measure_ceiling(bench, capacity, shown)
         for block in left:
             _block(bench, block, servers, capacity, shown)
 
@@ -209,7 +212,7 @@ def warm_up(bench: Bench, served: Served, repeat: int) -> None:
         slo=plan.slo,
         scratch=bench.out / "scratch",
     )
-    generate(served, workload, send)
+    sent(served.url, workload, send)
     served.wait_idle()
 
 
@@ -218,14 +221,26 @@ def capacity_of(bench: Bench, served: Served, shown: Shown) -> dict[str, Any]:
     path = bench.out / "capacity.json"
     if path.exists():
         return dict(read_json(path))
+    tries = []
+    for number in range(CAPACITY_TRIES):
+        shown.says(f"measuring capacity, {number + 1} of {CAPACITY_TRIES}")
+        tries.append(_full_slots(bench, served, number))
+    # What disturbs a machine only slows it: the fastest try was disturbed least.
+    found = max(tries, key=lambda one: float(one["requests_s"])) | {"tries": tries}
+    write_json(path, found)
+    shown.says(f"capacity: {found['requests_s']:.2f} requests/s, {found['output_tok_s']:.0f} tok/s")
+    return found
+
+
+def _full_slots(bench: Bench, served: Served, number: int) -> dict[str, Any]:
+    """Return the rates of a closed loop that keeps all slots full and a few waiting."""
     plan = bench.plan
-    shown.says("measuring capacity")
     workload = make(
         plan.recipe,
         rate=CAPACITY_ASKS_A_SECOND,
         seconds=plan.capacity_s,
-        seed=seed_of(plan, 0, 998),
-        concurrency=2 * plan.max_num_seqs,
+        seed=seed_of(plan, 0, 900 + number),
+        concurrency=plan.max_num_seqs + plan.max_num_seqs // 2,
     )
     send = Send(
         name=f"capacity-{_attempts(served, 'capacity')}",
@@ -233,25 +248,30 @@ def capacity_of(bench: Bench, served: Served, shown: Shown) -> dict[str, Any]:
         slo=plan.slo,
         scratch=bench.out / "scratch",
     )
-    load = generate(served, workload, send)
+    load = sent(served.url, workload, send)
     served.wait_idle()
     begin_ns, end_ns = CAPACITY_SETTLE * plan.capacity_s * 1e9, plan.capacity_s * 1e9
     seconds = (end_ns - begin_ns) / 1e9
     tokens = sum(begin_ns <= at_ns < end_ns for ask in load["asks"] for at_ns in ask["tokens_ns"])
-    mean_output = sum(ask.max_tokens for ask in workload.asks) / len(workload.asks)
     if not tokens:
         raise WorkloadError("the baseline brought no token while its capacity was measured")
-    found = {
-        # Tokens over a request's mean length: ends alone are few and come in lumps.
+    # Tokens over the mean length of those that were sent: ends alone are few and come in lumps.
+    mean_output = sum(ask["wanted"] for ask in load["asks"]) / len(load["asks"])
+    return {
         "requests_s": tokens / seconds / mean_output,
         "output_tok_s": tokens / seconds,
         "arm": plan.baseline.name,
-        "concurrency": 2 * plan.max_num_seqs,
+        "concurrency": workload.concurrency,
         "seconds": seconds,
     }
-    write_json(path, found)
-    shown.says(f"capacity: {found['requests_s']:.2f} requests/s, {found['output_tok_s']:.0f} tok/s")
-    return found
+
+
+def _measure_ceiling(bench: Bench, capacity: dict[str, Any], shown: Shown) -> None:
+    path = bench.out / "ceiling.json"
+    if not path.exists():
+        shown.says("measuring how much the generator itself can send")
+        top = max(bench.plan.fractions) * capacity["requests_s"]
+        write_json(path, ceiling(bench.plan.recipe, top, bench.out / "scratch"))
 
 
 def _compare_answers(bench: Bench, block: list[Cell], workload: Workload, asked: Served) -> None:

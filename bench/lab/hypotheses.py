@@ -1,7 +1,7 @@
 """What is commonly said of continuous batching, as hypotheses, and what the runs say of each.
 
 Owns the hypotheses, the rule that judges them and the queries on the recorded history that show
-why. result.py calls it. A verdict rests on comparisons that hold together (Holm); a hypothesis
+why. result.py calls it. A verdict rests on its comparisons, which hold together (Holm); one
 that says "no difference" rests on intervals that lie inside a stated margin (Schuirmann's two
 one-sided tests, 1987, at 90 % intervals; ours are wider). Must never call what was not told apart
 a win.
@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bench.lab.plan import Plan
+from bench.lab.statistics import holm
 
 MARGIN = 0.10
 """Within so much, a difference is one that no client would notice."""
@@ -168,13 +169,14 @@ def _verdict(one: Hypothesis, rows: Sequence[Row]) -> tuple[str, str]:
     if one.claims == "same":
         return _alike(rows)
     # A row says how the other arm did against the baseline: its being worse is the claim.
-    for_it = [row for row in rows if row["holm"] and row["verdict"] == "worse"]
-    against = [row for row in rows if row["holm"] and row["verdict"] == "better"]
+    stands = holm([row["p"] for row in rows])
+    told = [row["verdict"] if sure else "same" for row, sure in zip(rows, stands, strict=True)]
+    for_it, against = told.count("worse"), told.count("better")
     because = (
-        f"{len(for_it)} of {len(rows)} comparisons show it beyond chance, {len(against)} the "
-        f"opposite, {len(rows) - len(for_it) - len(against)} nothing."
+        f"{for_it} of {len(rows)} comparisons show it beyond chance, {against} the "
+        f"opposite, {len(rows) - for_it - against} nothing."
     )
-    if len(for_it) == len(rows):
+    if for_it == len(rows):
         return "holds", because
     if for_it:
         return "mixed", because

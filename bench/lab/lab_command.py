@@ -223,13 +223,14 @@ def slo_of(text: str, flag: str) -> Slo:
 
 def _write(bench: Bench, beside: Path | None, command: str) -> None:
     """Write result and report, and print the summary."""
-    from bench.lab import report  # noqa: PLC0415  drawn only once there is something to draw
+    # Drawn, and loaded, only once there is something to draw.
+    from bench.lab.report import write as write_report  # noqa: PLC0415
 
     result = collect(bench, command)
     write_json(bench.out / "result.json", result)
     if beside is not None:
         write_json(beside, result)
-    report.write(result, bench.out / "report.html")
+    write_report(result, bench.out / "report.html")
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 160)
     summary.show(result, console)
     console.print(f"report: {bench.out / 'report.html'}")

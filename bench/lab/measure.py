@@ -5,6 +5,7 @@ the engine recorded, on one clock. experiment.py and tune call it with a server 
 leave it idle. Must never keep two runs' load on one server at once.
 """
 
+import os
 import signal
 import subprocess
 import sys
@@ -53,10 +54,11 @@ class Measured:
 
 def measure(served: Served, workload: Workload, send: Send) -> Measured:
     """Send the load and return the run; raises ServerFailed, also if no generator can run."""
-    cpu_from, began = served.cpu_s(), time.time()
+    cpu_from, busy_from, began = served.cpu_s(), busy_s(), time.time()
     with StolenTime() as stolen:
-        load = generate(served, workload, send)
+        load = sent(served.url, workload, send)
     cpu_s = served.cpu_s() - cpu_from
+    others_s = busy_s() - busy_from - cpu_s - load["generator"]["cpu_share"] * stolen.seconds
     served.wait_idle()
     clock = record.clock_of(served, load)
     window = record.window_of(served, load, clock)
@@ -74,6 +76,7 @@ def measure(served: Served, workload: Workload, send: Send) -> Measured:
             "engine": window,
             "stolen_share": stolen.share,
             "server_cpu_share": cpu_s / max(1e-9, stolen.seconds),
+            "others_cpu_share": max(0.0, others_s) / stolen.seconds / (os.cpu_count() or 1),
             "workload_digest": load["digest"],
         },
         load=load,
@@ -83,13 +86,13 @@ def measure(served: Served, workload: Workload, send: Send) -> Measured:
     )
 
 
-def generate(served: Served, workload: Workload, send: Send) -> dict[str, Any]:
+def sent(url: str, workload: Workload, send: Send) -> dict[str, Any]:
     """Return what the generator wrote of one load, sent by a process of its own."""
     send.scratch.mkdir(parents=True, exist_ok=True)
     asked, written = send.scratch / "workload.json.gz", send.scratch / "load.json"
     written.unlink(missing_ok=True)
     write(workload, asked)
-    command = [sys.executable, "-m", "bench.lab.generator", str(asked), "--url", served.url]
+    command = [sys.executable, "-m", "bench.lab.generator", str(asked), "--url", url]
     command += ["--name", send.name, "--cut-off-s", str(send.cut_off_s), "--out", str(written)]
     process = subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True
@@ -113,3 +116,16 @@ def generate(served: Served, workload: Workload, send: Send) -> dict[str, Any]:
         raise ServerFailed(f"the load generator failed: {errors.decode(errors='replace')[-500:]}")
     found: dict[str, Any] = msgspec.json.decode(written.read_bytes())
     return found
+
+
+def busy_s() -> float:
+    """Return the CPU time that programs have used on this machine so far, 0 where unknown.
+
+    What is left of it after the server's and the generator's is that of others: a run beside a
+    compiler says little.
+    """
+    stat = Path("/proc/stat")
+    if not stat.exists():
+        return 0.0
+    user, nice, system, _, _, hard, soft = map(int, stat.read_text().split(maxsplit=8)[1:8])
+    return (user + nice + system + hard + soft) / os.sysconf("SC_CLK_TCK")

@@ -59,7 +59,7 @@ class Shown:
     def says(self, text: str) -> None:
         """Tell what is done now."""
         if self._bar is None:
-            self._console.print(text)
+            self._console.print(text, markup=False, soft_wrap=True)
         else:
             self._bar.update(self._task, description=text)
 
@@ -74,7 +74,7 @@ class Shown:
         self._done += 1
         self._taken_s.append(seconds)
         line = f"[{self._done}/{self._runs}] {text}; {left(self.left_s)} left"
-        self._console.print(line, markup=False)
+        self._console.print(line, markup=False, soft_wrap=True)
         self.ticks(0.0)
 
     @property

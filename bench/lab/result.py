@@ -22,7 +22,7 @@ from bench.lab.workload import WorkloadError, read
 from bench.workload import percentile
 
 FORM = "iterscope-lab-1"
-STOLEN_MAX = 0.04
+STOLEN_MAX = CROWD_MAX = 0.04
 
 
 def collect(bench: Bench, command: str) -> dict[str, Any]:
@@ -238,6 +238,9 @@ def notes(plan: Plan, runs: Sequence[dict[str, Any]], equal: dict[str, Any]) -> 
     stolen = sum(run["stolen_share"] > STOLEN_MAX for run in runs)
     if stolen:
         yield f"In {stolen} runs the host took more than {STOLEN_MAX:.0%} of the CPU."
+    crowded = sum(run["others_cpu_share"] > CROWD_MAX for run in runs)
+    if crowded:
+        yield f"In {crowded} runs other programs took more than {CROWD_MAX:.0%} of the CPU."
     slow = sum(run["generator"]["bottleneck"] for run in runs)
     if slow:
         yield f"In {slow} runs the load generator itself was late: their latencies hold its delay."

@@ -33,14 +33,15 @@ def show(result: dict[str, Any], console: Console) -> None:
     for row in result["at_slo"]:
         console.print(f"within the objective, {_compared(row)}")
     for one in result["hypotheses"]:
-        console.print(f"[bold]{one['verdict']:>7}[/]  {one['claim']} {one['because']}")
+        line = f"[bold]{one['verdict']:>7}[/]  {one['claim']} {one['because']}"
+        console.print(line, soft_wrap=True)
     equal = result["equality"]
     console.print(
         f"the same tokens in {equal['same']} of {equal['checked']} answers compared"
         + ("" if equal["allowed"] else "; some differ by more than rounding explains")
     )
     for note in result["notes"]:
-        console.print(f"[dim]- {note}[/]")
+        console.print(f"[dim]- {note}[/]", soft_wrap=True)
 
 
 def table(result: dict[str, Any]) -> Table:
