@@ -128,7 +128,7 @@ def test_the_drain_finishes_what_runs_and_takes_nothing_new(model: Path, tmp_pat
         serving(tmp_path, model, "--history", str(history), "--drain-s", "60") as server,
         httpx.Client(base_url=server.url, timeout=60) as client,
     ):
-        body = LONG | {"max_tokens": 1200}
+        body = LONG | {"max_tokens": 600}
         streams = [pool.submit(streamed, server, body) for _ in range(5)]
         server.wait(lambda: server.metric("vllm:num_requests_running") == 5)
         watching = pool.submit(watched, server)
