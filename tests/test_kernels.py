@@ -294,6 +294,8 @@ def test_the_gate_opens_the_up_half() -> None:
 
 NATIVE = {"native", "native ops", "native-int8 ops"}
 """What refuses float32."""
+GPU = {"flash_attn", "triton", "triton ops"}
+"""What refuses a CPU."""
 
 
 def choose(name: str, dtype: torch.dtype = torch.float32) -> select.Choice:
@@ -302,10 +304,10 @@ def choose(name: str, dtype: torch.dtype = torch.float32) -> select.Choice:
 
 def test_auto_takes_the_first_that_serves_and_keeps_refusals() -> None:
     assert choose("auto").backend.name == "sdpa"
-    assert set(choose("auto").refusals) == NATIVE
+    assert set(choose("auto").refusals) == NATIVE | GPU
     chosen = choose("auto", torch.float64)
     assert chosen.backend.name == "reference"
-    assert set(chosen.refusals) == NATIVE | {"onednn ops", "sdpa"}
+    assert set(chosen.refusals) == NATIVE | GPU | {"onednn ops", "sdpa"}
     assert "float64" in chosen.refusals["sdpa"]
 
 
@@ -313,7 +315,7 @@ def test_a_backend_asked_for_by_name_serves_or_fails_loudly() -> None:
     assert choose("reference").backend.name == "reference"
     with pytest.raises(BackendError, match=r"sdpa: torch\.float64"):
         choose("sdpa", torch.float64)
-    with pytest.raises(BackendError, match="no attention backend 'flash'; there are native, sdpa"):
+    with pytest.raises(BackendError, match="no attention backend 'flash'; there are native, flash_attn"):
         choose("flash")
 
 
