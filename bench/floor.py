@@ -15,8 +15,8 @@ from engine.spec import ModelSpec
 READ_BYTES = 2**28
 SIZE = 1024
 ROUNDS = 7
-WEIGHT_BYTES = {"f32": 4.0, "bf16": 2.0, "int8": 1.0}
-KV_BYTES = {"f32": 4, "bf16": 2, "int8": 2}
+WEIGHT_BYTES = {"f32": 4.0, "bf16": 2.0, "int8": 1.0, "int4": 0.625}
+KV_BYTES = {"f32": 4, "bf16": 2, "int8": 2, "int4": 2}
 """Bytes of a weight, and of a key's or value's number, by the type that an engine is asked for."""
 
 
@@ -41,7 +41,7 @@ def best_of(work: Callable[[], object]) -> float:
 def measure(dtype: str) -> Machine:
     """Return both rates with as many threads as PyTorch has, products in this type."""
     large = torch.ones(READ_BYTES // 4)
-    if dtype == "int8":
+    if dtype in ("int8", "int4"):
         a = torch.ones((SIZE, SIZE), dtype=torch.int8)
         spent = best_of(lambda: torch._int_mm(a, a))
     else:

@@ -2,7 +2,7 @@
 
 Loads the engine's own runner in each dtype and scores the same windows of up to 512 tokens, step by
 step as an engine computes them. A server tells the tokens, since text is its business. Prints a row
-for each dtype: perplexity over float32's, the share of places with the same first choice, and the
+for each form: perplexity over float32's, the share of places with the same first choice, and the
 mean KL divergence from float32 in nats. The rest of a perplexity is the text's and the model's.
 """
 
@@ -12,8 +12,8 @@ import json
 import math
 import sys
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import httpx
 import torch
@@ -27,7 +27,40 @@ from engine.spec import read_spec
 
 TEXTS = Path(__file__).parent / "data" / "quality.jsonl.gz"
 WINDOW = 512
-DTYPES = ("f32", "bf16", "int8")
+FORMS = ("f32", "bf16", "int8", "int8/3", "int4")
+"""Dtypes; behind a stroke, how many tokens a step computes: few read their weights otherwise."""
+FEW_TOKENS = 8_000
+"""How much of the text is scored in steps of a few tokens by default: that takes its time."""
+
+
+@dataclass(slots=True)
+class Score:
+    """Sums over what one form has scored, and over what float32 made of the same."""
+
+    loss: float = 0.0
+    truth_loss: float = 0.0
+    agreeing: int = 0
+    divergence: float = 0.0
+    tokens: int = 0
+
+    def add(self, ours: torch.Tensor, theirs: torch.Tensor, tokens: list[int]) -> None:
+        """Count a text: its log-probabilities [T - 1, vocabulary] here and in float32."""
+        expected = torch.tensor(tokens[1:])[:, None]
+        self.loss -= float(ours.gather(1, expected).sum(dtype=torch.float64))
+        self.truth_loss -= float(theirs.gather(1, expected).sum(dtype=torch.float64))
+        self.agreeing += int((ours.argmax(-1) == theirs.argmax(-1)).sum())
+        self.divergence += float((theirs.exp() * (theirs - ours)).sum(dtype=torch.float64))
+        self.tokens += len(expected)
+
+    def told(self) -> dict[str, float]:
+        """Return what is printed."""
+        return {
+            "perplexity": math.exp(self.loss / self.tokens),
+            "perplexity_ratio": math.exp((self.loss - self.truth_loss) / self.tokens),
+            "top1_agreement": self.agreeing / self.tokens,
+            "kl_nats": self.divergence / self.tokens,
+            "tokens": self.tokens,
+        }
 
 
 def windows(model: str, texts: int) -> list[list[int]]:
@@ -55,28 +88,20 @@ def runner(model: str, dtype: str) -> ModelRunner:
 
 @torch.inference_mode()
 def compare(
-    scored: ModelRunner, truth: ModelRunner, texts: list[list[int]], rows: int | None
-) -> dict[str, float]:
-    """Return perplexity, first choices that agree with float32's, and KL divergence from it.
-
-    `rows` tokens a step are scored, for None a text at once: steps of few rows read their weights
-    in another form.
-    """
-    loss = agreeing = divergence = places = 0.0
+    model: str, forms: list[str], texts: list[list[int]], few_tokens: int
+) -> dict[str, dict[str, float]]:
+    """Return each form's perplexity, first choices that agree with float32's, and KL divergence."""
+    truth = runner(model, "f32")
+    runners = {form: runner(model, form.partition("/")[0]) for form in forms}
+    scores = {form: Score() for form in forms}
     for tokens in texts:
-        expected = torch.tensor(tokens[1:])
-        ours = scored.logits(tokens, rows)[:-1].log_softmax(-1)
         theirs = truth.logits(tokens)[:-1].log_softmax(-1)
-        loss -= float(ours.gather(1, expected[:, None]).sum(dtype=torch.float64))
-        agreeing += int((ours.argmax(-1) == theirs.argmax(-1)).sum())
-        divergence += float((theirs.exp() * (theirs - ours)).sum(dtype=torch.float64))
-        places += len(expected)
-    return {
-        "perplexity": math.exp(loss / places),
-        "top1_agreement": agreeing / places,
-        "kl_nats": divergence / places,
-        "tokens": places,
-    }
+        for form, score in scores.items():
+            rows = int(form.partition("/")[2] or 0)
+            if not rows or score.tokens < few_tokens:
+                ours = runners[form].logits(tokens, rows or None)[:-1].log_softmax(-1)
+                score.add(ours, theirs, tokens)
+    return {form: score.told() for form, score in scores.items()}
 
 
 def main() -> int:
@@ -84,25 +109,22 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", type=Path)
     parser.add_argument("--model", default=None, help="a model file; the demo model by default")
-    parser.add_argument("--dtypes", nargs="*", default=DTYPES)
+    parser.add_argument("--forms", nargs="*", default=FORMS, help="dtypes; int8/3: 3 rows a step")
     parser.add_argument("--texts", type=int, default=1000, help="score only so many of them")
-    parser.add_argument("--rows", type=int, help="tokens a step; the text at once by default")
+    parser.add_argument(
+        "--few-tokens", type=int, default=FEW_TOKENS, help="most tokens scored in steps of few"
+    )
     flags = parser.parse_args()
     model = flags.model or demo()
-    found: dict[str, dict[str, Any]] = {}
     with StolenTime() as stolen:
         texts = windows(model, flags.texts)
-        truth = runner(model, "f32")
-        for dtype in flags.dtypes:
-            one = found[dtype] = compare(runner(model, dtype), truth, texts, flags.rows)
-            if "f32" in found:
-                one["perplexity_ratio"] = one["perplexity"] / found["f32"]["perplexity"]
-            print(
-                f"{dtype:6} perplexity {one['perplexity']:.4f}  over f32 "
-                f"{one.get('perplexity_ratio', math.nan):.4f}  same first choice "
-                f"{one['top1_agreement']:.3f}  KL {one['kl_nats']:.5f}  {one['tokens']:.0f} tokens",
-                flush=True,
-            )
+        found = compare(model, flags.forms, texts, flags.few_tokens)
+    for form, one in found.items():
+        print(
+            f"{form:8} perplexity {one['perplexity']:.4f}  over f32 {one['perplexity_ratio']:.4f}"
+            f"  same first choice {one['top1_agreement']:.3f}  KL {one['kl_nats']:.5f}"
+            f"  {one['tokens']:.0f} tokens"
+        )
     if flags.json:
         flags.json.write_text(json.dumps(found | describe(stolen), indent=1))
     return 0

@@ -17,7 +17,7 @@ BATCHING_MODES = ("continuous", "static", "dynamic")
 ISOLATIONS = ("none", "tenant")
 THREADS_MAX = 1024
 BLOCK_TOKENS = 16
-DTYPES = ("auto", "f32", "bf16", "int8")
+DTYPES = ("auto", "f32", "bf16", "int8", "int4")
 DEVICES = ("auto", "cpu", "cuda")
 ATTENTION_BACKENDS = (
     *("auto", "native", "flash_attn", "triton", "sdpa", "reference", "per_request"),
@@ -27,7 +27,7 @@ GRAPHS = ("auto", "on", "off")
 KV_CACHE_MEMORY = 2**30
 BUCKETS = (1, 2, 4, *range(8, 257, 8))
 """Rows of the decode steps that a GPU has graphs for."""
-KV_BYTES = {"f32": 4, "bf16": 2, "int8": 2}
+KV_BYTES = {"f32": 4, "bf16": 2, "int8": 2, "int4": 2}
 
 
 class ConfigError(Exception):

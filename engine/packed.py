@@ -19,7 +19,7 @@ import gguf.quants
 import torch
 
 from engine import family, names, tensor_file, weights
-from engine.config import EngineConfig
+from engine.config import ConfigError, EngineConfig
 from engine.spec import ModelSpec
 from engine.tensor_file import TensorFileError, read_tensors, refusal_of, write_tensors
 from engine.weights import Progress, WeightParts, assembled, read_parts
@@ -38,22 +38,36 @@ STAGE = "reading packed weights"
 def load(spec: ModelSpec, config: EngineConfig, ops: Ops, progress: Progress) -> DecoderWeights:
     """Return the decoder's weights, from the disk if they were packed before.
 
-    `config` is resolved. Raises SpecError as engine/weights.py does.
+    `config` is resolved. Raises SpecError as engine/weights.py does, and ConfigError for a file
+    that has not what the precision needs.
     """
     assert config.max_model_len is not None
     positions, device = config.max_model_len, config.device
-    folder = _folder(config) if isinstance(ops, KeptOps) else None
-    if folder is None or not isinstance(ops, KeptOps):
+    if not isinstance(ops, KeptOps):
         parts = read_parts(spec, config.dtype, device, ops.pack, progress)
         return assembled(spec, parts, positions, device)
-    path = folder / _name(spec, config.dtype, ops)
-    kept = _kept(path, spec.layers, ops, config, progress)
+    folder = _folder(config)
+    path = None if folder is None else folder / _name(spec, config.dtype, ops)
+    kept = None if path is None else _kept(path, spec.layers, ops, config, progress)
     if kept is None:
         kept = read_parts(spec, config.dtype, device, ops.pack, progress)
+        if config.dtype == "int4":
+            _refuse_without_4_bits(spec, kept, ops)
         # A file that was replaced meanwhile has another name by now.
-        if path.name == _name(spec, config.dtype, ops):
+        if path is not None and path.name == _name(spec, config.dtype, ops):
             _keep(path, kept, ops, config, progress)
     return assembled(spec, kept, positions, device)
+
+
+def _refuse_without_4_bits(spec: ModelSpec, parts: WeightParts, ops: KeptOps) -> None:
+    """Raise ConfigError if no weight is in 4 bits: to round others to them costs too much sense."""
+    for layer in parts.layers:
+        for weight in (layer.qkv, layer.output, layer.gate_up, layer.down):
+            if "fours" in ops.tensors(weight):
+                return
+    raise ConfigError(
+        f"--dtype int4: {spec.path} has no weights in 4 bits, as Q4_0 and Q4_1 are; use int8"
+    )
 
 
 def _folder(config: EngineConfig) -> Path | None:

@@ -22,12 +22,18 @@ from engine.rotation import rotations
 from engine.spec import ModelSpec, SpecError
 from engine.tensors import check_shapes, folder_headers
 from kernels.base import AttentionShape, DecoderWeights, LayerWeights, PackedWeight
+from kernels.native_ops import INT4
 
 Progress = Callable[[str, float], None]
 Pack = Callable[[torch.Tensor], PackedWeight]
 
-TORCH_DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "int8": torch.int8}
-ACTIVATIONS = {torch.int8: torch.bfloat16}
+TORCH_DTYPES = {
+    "f32": torch.float32,
+    "bf16": torch.bfloat16,
+    "int8": torch.int8,
+    "int4": INT4,
+}
+ACTIVATIONS = {torch.int8: torch.bfloat16, INT4: torch.bfloat16}
 """Types of the embedding and the norms where they are not the weights' own."""
 STAGE = "loading weights"
 
@@ -110,8 +116,8 @@ class _Loader:
         self._source = source
         dtype, self._device = target
         self.dtype = ACTIVATIONS.get(dtype, dtype)
-        # Int8 is made of what the file says, not of its bf16.
-        self._matrix_dtype = torch.float32 if dtype is torch.int8 else dtype
+        # Few bits are made of what the file says, not of its bf16.
+        self._matrix_dtype = torch.float32 if dtype in ACTIVATIONS else dtype
         self._report = report
 
     def norm(self, name: str) -> torch.Tensor:

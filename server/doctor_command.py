@@ -18,7 +18,7 @@ import msgspec
 from rich.table import Table
 from rich.text import Text
 
-from engine.config import ConfigError, EngineConfig
+from engine.config import DTYPES, ConfigError, EngineConfig
 from engine.rope import Rope
 from engine.spec import ModelSpec, SpecError, read_spec
 from server.config import default_history
@@ -53,7 +53,7 @@ def add_doctor_flags(parser: argparse.ArgumentParser) -> None:
     """Give the parser the arguments of `iterscope doctor`."""
     parser.add_argument("--model", help="a model to choose for (default: the demo model)")
     parser.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"))
-    parser.add_argument("--dtype", default="auto", choices=("auto", "f32", "bf16"))
+    parser.add_argument("--dtype", default="auto", choices=DTYPES)
     parser.add_argument(
         "--history", metavar="DIR", help=f"folder of the history (default: {default_history()})"
     )

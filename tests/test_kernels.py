@@ -292,7 +292,7 @@ def test_the_gate_opens_the_up_half() -> None:
 # ---- who is chosen
 
 
-NATIVE = {"native", "native ops", "native-int8 ops"}
+NATIVE = {"native", "native ops", "native-int8 ops", "native-int4 ops"}
 """What refuses float32."""
 GPU = {"flash_attn", "triton", "triton ops"}
 """What refuses a CPU."""
@@ -315,7 +315,9 @@ def test_a_backend_asked_for_by_name_serves_or_fails_loudly() -> None:
     assert choose("reference").backend.name == "reference"
     with pytest.raises(BackendError, match=r"sdpa: torch\.float64"):
         choose("sdpa", torch.float64)
-    with pytest.raises(BackendError, match="no attention backend 'flash'; there are native, flash_attn"):
+    with pytest.raises(
+        BackendError, match="no attention backend 'flash'; there are native, flash_attn"
+    ):
         choose("flash")
 
 

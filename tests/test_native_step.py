@@ -4,18 +4,20 @@ Each test runs once for every target of kernels/native.py that this machine's CP
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from engine.model import Decoder
+from engine.rehearsal import text_step
 from engine.spec import read_spec
 from engine.weights import load_weights
 from kernels import native, native_ops
 from kernels.base import AttentionBatch, AttentionShape, DecoderWeights, StepBatch
 from kernels.native import TARGETS, keep_to, step_library, targets
-from kernels.native_ops import NativeInt8Ops, NativeOps, threads
+from kernels.native_ops import NativeInt4Ops, NativeInt8Ops, NativeOps, threads
 from kernels.native_step import NativeBackend, NativeCache
 from kernels.ops import TorchOps
 from kernels.reference import ReferenceBackend
@@ -23,6 +25,7 @@ from tests import tiny
 from tests.oracle import step_of, weights_of
 from tests.test_kernels import MIXED, Scene, attend, batch_of, dense, packed, scene, write_past
 
+MATRICES = ("qkv", "output", "gate_up", "down")
 SHAPE = tiny.Shape(hidden=96, heads=6, kv_heads=2, head_dim=32, intermediate=160, vocab_size=330)
 """Nothing a multiple of 64, a vocabulary that no tile divides, three heads to a key head."""
 
@@ -90,6 +93,10 @@ def test_weights_of_4_bits_are_exact_and_serve_few_rows(inputs: int, outputs: in
         assert off.max() / scale < 4e-3, "bf16 of the result"
     many = (ops.linear(x.bfloat16(), packed_weight).double() - expected).abs().max() / scale
     assert many < 5e-2
+    four = NativeInt4Ops(threads())
+    for rows in (1, 3, 6):  # where there are 4 bits alone, many rows read them, too
+        off = (four.linear(x[:rows].bfloat16(), four.pack(weight)).double() - expected[:rows]).abs()
+        assert off.max() / scale < 4e-3
     off_by_a_little = weight.clone()
     off_by_a_little[outputs // 2, inputs // 2] *= 1.001
     assert getattr(ops.pack(off_by_a_little), "fours", weight) is None
@@ -218,6 +225,38 @@ def test_decoding_goes_on_where_a_prompt_ended(tmp_path: Path, dtype: str) -> No
             logits = model.forward(piece(tokens, start, stop), cache)
             assert (logits[-1] - whole[stop - 1]).abs().max() / whole.abs().max() < 2e-2
             start = stop
+
+
+@torch.inference_mode()
+def test_a_step_in_4_bits_is_one_of_few_rows_in_8(tmp_path: Path) -> None:
+    """Which reads the same weights; the head is in 8 bits in both."""
+    path = tiny.write(tmp_path / "tiny", shape=SHAPE)
+    tokens, draw = [(13 * i + 2) % 330 for i in range(30)], torch.Generator().manual_seed(1)
+    backend, logits = NativeBackend(threads()), {}
+    weights = load_weights(
+        read_spec(str(path)),
+        dtype="int4",
+        device="cpu",
+        positions=64,
+        pack=lambda weight: weight,
+        progress=lambda stage, fraction: None,
+    )
+    drawn = [
+        {name: in_4_bits(*getattr(layer, name).shape, draw) for name in MATRICES}
+        for layer in weights.layers
+    ]
+    for ops, rows in ((NativeInt4Ops(threads()), 30), (NativeInt8Ops(threads()), 3)):
+        layers = tuple(
+            replace(layer, **{name: ops.pack(weight) for name, weight in one.items()})
+            for layer, one in zip(weights.layers, drawn, strict=True)
+        )
+        whole = replace(weights, layers=layers, head=ops.pack(torch.as_tensor(weights.head)))
+        cache = backend.allocate_kv(whole.shape, 4, 16, torch.bfloat16, "cpu")
+        model = Decoder(whole, backend, ops)
+        steps = [text_step(tokens, first, rows, 16) for first in range(0, 30, rows)]
+        logits[ops.name] = torch.cat([model.forward(step, cache) for step in steps])
+    off = logits["native-int4"] - logits["native-int8"]
+    assert off.norm() / logits["native-int8"].norm() < 2e-2
 
 
 @torch.inference_mode()

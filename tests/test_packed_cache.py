@@ -14,13 +14,19 @@ import pytest
 import torch
 
 from engine import packed
-from engine.config import DeviceFacts, EngineConfig, resolve
+from engine.config import ConfigError, DeviceFacts, EngineConfig, resolve
 from engine.packed import load, make_room
 from engine.spec import read_spec
 from engine.tensor_file import PART_BYTES, TensorFileError, read_tensors, write_tensors
 from kernels.base import DecoderWeights, Ops
 from kernels.native import refusal, targets
-from kernels.native_ops import NativeInt8Ops, NativeOps, NativeThreads, NativeWeight
+from kernels.native_ops import (
+    NativeInt4Ops,
+    NativeInt8Ops,
+    NativeOps,
+    NativeThreads,
+    NativeWeight,
+)
 from kernels.ops import TorchOps
 from tests import tiny
 
@@ -198,6 +204,13 @@ def test_nothing_is_kept_where_nothing_shall_be(asked: EngineConfig) -> None:
         assert loaded(less)[1]
         assert loaded(less)[1]
     assert loaded(replace(asked, dtype="f32"), TorchOps())[1], "ops whose weights are their own"
+    assert kept(asked) == []
+
+
+def test_a_file_without_4_bits_is_refused_as_int4(asked: EngineConfig) -> None:
+    ops = NativeInt4Ops(NativeThreads(targets()[0]))
+    with pytest.raises(ConfigError, match="no weights in 4 bits"):
+        loaded(replace(asked, dtype="int4"), ops)
     assert kept(asked) == []
 
 

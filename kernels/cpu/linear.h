@@ -6,7 +6,7 @@
 //         AVX-512 takes the weight as its unsigned side; the 128 is undone exactly by starting each
 //         sum at -128 x the sum of the block's x.
 // A weight whose file had it in 4 bits (four.h) is there in these too, for a step of few rows: that
-// takes as long as its weights take to come from memory.
+// takes as long as its weights take to come from memory. It may be there in these alone.
 #pragma once
 #include <algorithm>
 #include <cstddef>
@@ -23,8 +23,8 @@ enum Format { BF16 = 0, INT8 = 1 };
 struct Weight {
   Format format;
   int64_t outputs, inputs;  // outputs as they are padded
-  const void* values;
-  const float* scales;   // [outputs], INT8 only
+  const void* values;    // null where there are 4 bits alone
+  const float* scales;   // [outputs], INT8 only, or null with values
   const uint8_t* fours;  // the same in 4 bits, or null; INT8 only
 
   int64_t tiles() const { return outputs / TILE; }
@@ -201,7 +201,7 @@ static inline void multiply_tile(const Weight& w, const Rows& x, int64_t tile, i
   int64_t m = from;
   const auto go = [&](auto rows) {
     constexpr int R = decltype(rows)::value;
-    if (w.fours && x.few)
+    if (w.fours && (x.few || !w.values))
       tile_int4<R>(w, x, tile, m, each);
     else if (w.format == BF16)
       tile_bf16<R>(w, x, tile, m, ahead(), each);
