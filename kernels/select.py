@@ -92,12 +92,6 @@ def _native_int4_ops() -> Ops:
     return NativeInt4Ops(threads())
 
 
-def _native_int4_ops() -> Ops:
-    from kernels.native_ops import NativeInt4Ops, threads  # noqa: PLC0415
-
-    return NativeInt4Ops(threads())
-
-
 def _onednn() -> Ops:
     from kernels.ops import OneDnnOps  # noqa: PLC0415
 
@@ -121,7 +115,6 @@ BACKENDS: tuple[tuple[str, Callable[[], AttentionBackend]], ...] = (
 OPS: tuple[tuple[str, Callable[[], Ops]], ...] = (
     ("native", _native_ops),
     ("native-int8", _native_int8_ops),
-    ("native-int4", _native_int4_ops),
     ("native-int4", _native_int4_ops),
     ("triton", _triton_ops),
     ("onednn", _onednn),
