@@ -131,6 +131,14 @@ def parts_of(tiles, segments, part_tiles):
 
 
 @triton.jit
+def part_of(first, last, part, parts):
+    """Return the tiles of one part of first..last."""
+    each = (last - first + parts - 1) // parts
+    begin = first + part * each
+    return begin, tl.minimum(begin + each, last)
+
+
+@triton.jit
 def keep_part(parts_ptr, largest_ptr, totals_ptr, state, lines, dims, real, inside,
               WIDTH: tl.constexpr):  # fmt: skip
     """Keep a part's softmax state for `combine_parts`."""
@@ -159,7 +167,6 @@ def paged_attention(out_ptr, parts_ptr, largest_ptr, totals_ptr, q_ptr, keys_ptr
     BLOCK_QUERIES: tl.constexpr = BLOCK_M // GROUP
     block = tl.num_programs(0) - 1 - tl.program_id(0)  # long chunks stand last and begin first
     head = tl.program_id(1)
-    segment = tl.program_id(2)
     row = block if DECODE else row_of_block(starts_ptr, rows, block, BLOCK_QUERIES)
     start = tl.load(starts_ptr + row)
     count = tl.load(starts_ptr + row + 1) - start
@@ -174,11 +181,10 @@ def paged_attention(out_ptr, parts_ptr, largest_ptr, totals_ptr, q_ptr, keys_ptr
     parts = 1
     if SPLIT:
         parts = tl.where(count == 1, parts_of(last - first, segments, part_tiles), 1)
+        segment = tl.program_id(2)
         if segment >= parts:
             return
-        each = (last - first + parts - 1) // parts
-        first = first + segment * each
-        last = tl.minimum(first + each, last)
+        first, last = part_of(first, last, segment, parts)
     lines = tl.arange(0, BLOCK_M)
     dims = tl.arange(0, WIDTH)
     token = before + lines // GROUP
@@ -203,9 +209,8 @@ def paged_attention(out_ptr, parts_ptr, largest_ptr, totals_ptr, q_ptr, keys_ptr
         )  # fmt: skip
         inside = inside & (shared == 0)[:, None]
     result = weighted / tl.where(total == 0, 1.0, total)[:, None]
-    place = ((start + token).to(tl.int64) * HEADS + heads) * HEAD_DIM
-    out = out_ptr + place[:, None] + dims[None, :]
-    tl.store(out, result.to(out_ptr.dtype.element_ty), mask=inside)
+    place = ((start + token).to(tl.int64) * HEADS + heads)[:, None] * HEAD_DIM + dims[None, :]
+    tl.store(out_ptr + place, result.to(out_ptr.dtype.element_ty), mask=inside)
 
 
 @triton.jit(
