@@ -11,10 +11,13 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import torch
 
 from engine.sampler import uniforms
+from kernels import select
 from kernels.base import AttentionBackend, AttentionBatch, AttentionShape, HeadNorms
 from kernels.choose import Drawn
 from kernels.ops import TorchOps
@@ -23,6 +26,8 @@ from kernels.triton import backend as triton_backend
 from kernels.triton.backend import TritonBackend, TritonCache
 from kernels.triton.launch import Device
 from kernels.triton.ops import TritonOps
+from tests import families, tiny
+from tests.steps import Hand, load
 from tests.test_kernels import MIXED, Scene, batch_of, packed, scene
 
 F32, F16 = torch.float32, torch.float16
@@ -272,12 +277,42 @@ def chosen_otherwise(filtered: bool) -> float:
     return wrong.float().mean().item()
 
 
+# ---- whole engines
+
+
+def engine_differs(family: str, rows: int, outputs: int) -> float:
+    """Return the share of greedy tokens that differ from sdpa's, in chunks, row beside row."""
+    prompts = [
+        [5 + (7 * row + 3 * at * at) % 250 for at in range(3 + 14 * row)] for row in range(rows)
+    ]
+    told = []
+    usual = select.OPS
+    with TemporaryDirectory() as folder:
+        place = Path(folder) / "model"
+        model = families.write(place, families.oracle(family)) if family else tiny.write(place)
+        for name in ("sdpa", "triton"):
+            select.OPS = (("triton", TritonOps),) if name == "triton" else usual
+            select.ONLY_ON = {}
+            runner = load(model, attention_backend=name, max_model_len=256)
+            assert runner.backend == name
+            hand = Hand(runner)
+            asked = [hand.add(prompt, outputs) for prompt in prompts]
+            hand.finish(*asked, outputs=outputs, chunk=8)
+            told.append([token for row in asked for token in row.output])
+    return sum(a != b for a, b in zip(*told, strict=True)) / len(told[0])
+
+
+FAMILIES = ("mistral", "qwen2", "qwen3 with windows", "gemma2", "gemma3")
+"""Windows, biases, norms of heads, caps, a scale, gelu, two ropes."""
+
 CASES: dict[str, Callable[[], float]] = {
     **{name: partial(attention_off_by, case) for name, case in (ATTENTION | SOAK).items()},
     "fused": partial(fused_off_by, False),
     "fused_normed": partial(fused_off_by, True),
     "ops": partial(ops_off_by, F32),
     "ops_fp16": partial(ops_off_by, F16),
+    "engine": partial(engine_differs, "", 2, 2),
+    **{f"engine of {name}": partial(engine_differs, name, 2, 6) for name in FAMILIES},
     "choose": partial(chosen_otherwise, False),
     "choose_filtered": partial(chosen_otherwise, True),
 }

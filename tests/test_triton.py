@@ -13,9 +13,11 @@ from functools import lru_cache
 from pathlib import Path
 
 import pytest
+import torch
 
-from kernels.base import AttentionShape
+from kernels.base import AttentionBatch, AttentionShape
 from kernels.triton import launch
+from kernels.triton.backend import TritonBackend
 from kernels.triton.launch import Device, Tiles
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -25,7 +27,7 @@ TOLERANCE, HALF_TOLERANCE = 1e-6, 6e-4
 USUAL = (
     *("mixed", "mixed_fp16", "decode", "decode_in_parts", "mixed_in_parts_fp16", "window"),
     *("window_cap_scale", "pages_of_256", "blocks_of_24", "fused", "fused_normed"),
-    *("ops", "ops_fp16", "choose", "choose_filtered"),
+    *("ops", "ops_fp16", "choose", "choose_filtered", "engine"),
 )
 SOAKED = (
     *("d16-g1-b16-float32-w0", "d32-g5-b16-float16-w0", "d64-g7-b32-float32-w100"),
@@ -52,6 +54,11 @@ def usual() -> dict[str, float]:
     return interpreted(*USUAL)
 
 
+ENGINES = tuple(
+    f"engine of {name}" for name in ("mistral", "qwen2", "qwen3 with windows", "gemma2", "gemma3")
+)
+
+
 def tolerance(case: str) -> float:
     return HALF_TOLERANCE if "16" in case.replace("b16", "").replace("d16", "") else TOLERANCE
 
@@ -59,6 +66,12 @@ def tolerance(case: str) -> float:
 @pytest.mark.parametrize("case", USUAL)
 def test_the_device_computes_what_pytorch_does(case: str) -> None:
     assert usual()[case] <= tolerance(case)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("case", ENGINES)
+def test_engines_of_every_family_say_the_same(case: str) -> None:
+    assert interpreted(case)[case] == 0
 
 
 @pytest.mark.soak
@@ -128,6 +141,28 @@ def test_a_key_holds_every_integer_of_a_launch() -> None:
     assert base.key() == launched([1] * 8, 4096).key()
     for other in (launched([1] * 9, 4096), launched([1] * 8, 65536), launched([1] * 7 + [2], 4096)):
         assert other.key() != base.key()
+
+
+def test_a_captured_step_serves_while_its_contexts_grow() -> None:
+    backend = TritonBackend(H200)
+    cache = backend.allocate_kv(SHAPE, 3, 16, torch.bfloat16, "cpu")
+
+    def key(contexts: list[int], blocks: int = 64) -> tuple[int, ...]:
+        rows = len(contexts)
+        ones = torch.ones(rows, dtype=torch.int32)
+        batch = AttentionBatch(
+            query_starts=torch.arange(rows + 1, dtype=torch.int32),
+            context_lengths=ones,
+            slot_mapping=ones.long(),
+            block_tables=torch.zeros(rows, blocks, dtype=torch.int32),
+            query_lengths_host=[1] * rows,
+            context_lengths_host=contexts,
+        )
+        return backend.launch_key(batch, cache)
+
+    assert key([1, 5]) == key([900, 1000])
+    assert key([1, 5]) != key([1, 5, 1])
+    assert key([1, 5]) != key([1, 5], blocks=65), "the stride of the tables is an integer too"
 
 
 @pytest.mark.parametrize("device", [H200, A100])

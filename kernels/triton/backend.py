@@ -61,8 +61,8 @@ class TritonBackend:
             return f"runs on CUDA, not on {device}"
         if dtype not in (torch.float32, torch.bfloat16, torch.float16):
             return f"{dtype} is not a type it computes in"
-        if shape.head_dim % 16 or shape.head_dim > HEAD_DIM_MAX:
-            return f"head dimension {shape.head_dim} is not 16, 32, ... {HEAD_DIM_MAX}"
+        if shape.head_dim % 8 or shape.head_dim > HEAD_DIM_MAX:
+            return f"head dimension {shape.head_dim} is not 8, 16, ... {HEAD_DIM_MAX}"
         if shape.heads // shape.kv_heads > 64:
             return f"{shape.heads // shape.kv_heads} query heads share a key head"
         if device == "cuda" and torch.cuda.get_device_capability() < (8, 0):
@@ -116,7 +116,7 @@ class TritonBackend:
             k, v, keys, cache.values[layer], prepared.batch.slot_mapping,
             k.stride(0), k.stride(1), v.stride(0), v.stride(1), keys.stride(0), keys.stride(1),
             KV_HEADS=shape.kv_heads, HEAD_LINES=launch.power_of_two(shape.kv_heads),
-            HEAD_DIM=shape.head_dim, WIDTH=launch.power_of_two(shape.head_dim),
+            HEAD_DIM=shape.head_dim, WIDTH=launch.width_of(shape.head_dim),
             BLOCK_TOKENS=keys.shape[2],
         )  # fmt: skip
         return _attend(layer, q, cache, prepared)
@@ -141,7 +141,7 @@ class TritonBackend:
             cache.values[layer], prepared.batch.slot_mapping, norms.eps if norms else 0.0,
             keys.stride(0), keys.stride(1), HEADS=shape.heads, KV_HEADS=shape.kv_heads,
             HEAD_LINES=HEADS_AT_ONCE, HEAD_DIM=shape.head_dim,
-            WIDTH=launch.power_of_two(shape.head_dim), BLOCK_TOKENS=keys.shape[2],
+            WIDTH=launch.width_of(shape.head_dim), BLOCK_TOKENS=keys.shape[2],
             NORMED=norms is not None,
         )  # fmt: skip
         return _attend(layer, q, cache, prepared)
@@ -181,7 +181,7 @@ def device_of(device: torch.device) -> launch.Device:
 def _attend(layer: int, q: torch.Tensor, cache: TritonCache, prepared: _Prepared) -> torch.Tensor:
     batch, step, shape = prepared.batch, prepared.launch, cache.shape
     keys, window = cache.keys[layer], shape.window(layer)
-    width, group = launch.power_of_two(shape.head_dim), shape.heads // shape.kv_heads
+    width, group = launch.width_of(shape.head_dim), shape.heads // shape.kv_heads
     scale = shape.head_dim**-0.5 if shape.scale is None else shape.scale
     factor = LOG2_E if shape.cap is None else 2 * LOG2_E / shape.cap
     out = q.new_empty((len(q), shape.heads, shape.head_dim))

@@ -81,7 +81,7 @@ def attention_launch(
     programs, room = blocks * shape.kv_heads, PROGRAMS_PER_PROCESSOR * processors
     part_tokens = PART_TOKENS if 2 * programs <= room else LONG_PART_TOKENS
     wanted = max(room // programs, -(-table_tokens // LONG_PART_TOKENS))
-    fit = PARTS_BYTES_MAX // (4 * rows * shape.heads * power_of_two(shape.head_dim))
+    fit = PARTS_BYTES_MAX // (4 * rows * shape.heads * width_of(shape.head_dim))
     segments = max(1, min(wanted, table_tokens // part_tokens, fit, PARTS_MAX))
     return AttentionLaunch(
         tokens=tokens,
@@ -108,7 +108,7 @@ def _default_tiles(
     shape: AttentionShape, device: Device, *, item_bytes: int, decode: bool
 ) -> Tiles:
     """Return tiles whose keys and values, some stages ahead, fit into shared memory."""
-    group, width = shape.heads // shape.kv_heads, max(16, power_of_two(shape.head_dim))
+    group, width = shape.heads // shape.kv_heads, width_of(shape.head_dim)
     least = max(16, power_of_two(group))
     exact, wide = item_bytes > 2, width > 128
     hopper = device.shared_bytes > HOPPER_SHARED_BYTES
@@ -127,7 +127,7 @@ def candidate_tiles(
     shape: AttentionShape, device: Device, *, item_bytes: int, decode: bool
 ) -> list[Tiles]:
     """Return the tiles that a sweep may try on this device, the default among them."""
-    width = max(16, power_of_two(shape.head_dim))
+    width = width_of(shape.head_dim)
     least = max(16, power_of_two(shape.heads // shape.kv_heads))
     tried = [
         Tiles(block_m=block_m, tile=tile, warps=warps, stages=stages)
@@ -146,6 +146,11 @@ def candidate_tiles(
 def shared_bytes(block_m: int, tile: int, stages: int, width: int, item_bytes: int) -> int:
     """Return about what a program keeps in shared memory: queries, and tiles on their way."""
     return (block_m * width + 2 * stages * tile * width + block_m * tile) * item_bytes
+
+
+def width_of(head_dim: int) -> int:
+    """Return the numbers that a head takes in a tile: products take 16, 32, 64 ..."""
+    return max(16, power_of_two(head_dim))
 
 
 def power_of_two(number: int) -> int:
