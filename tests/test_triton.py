@@ -19,6 +19,7 @@ from kernels.base import AttentionBatch, AttentionShape
 from kernels.triton import launch
 from kernels.triton.backend import TritonBackend
 from kernels.triton.launch import Device, Tiles
+from kernels.triton.ops import TritonOps
 
 ROOT = Path(__file__).resolve().parent.parent
 TOLERANCE, HALF_TOLERANCE = 1e-6, 6e-4
@@ -189,3 +190,16 @@ def test_what_a_sweep_found_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert launched([1], 4096).tiles == found
     assert launched([5], 4096).tiles != found
     launch._tuned.cache_clear()
+    launch.attention_tiles.cache_clear()
+
+
+def test_what_the_kernels_cannot_do_they_say() -> None:
+    backend, ops = TritonBackend(), TritonOps()
+    assert backend.supports(SHAPE, "cpu", torch.bfloat16, 16) == "runs on CUDA, not on cpu"
+    assert ops.supports("cpu", torch.bfloat16) == "runs on CUDA, not on cpu"
+    assert "int8" in str(backend.supports(SHAPE, "cuda", torch.int8, 16))
+    assert "int8" in str(ops.supports("cuda", torch.int8))
+    odd = AttentionShape(layers=1, heads=4, kv_heads=2, head_dim=100)
+    assert "head dimension 100" in str(backend.supports(odd, "cuda", torch.bfloat16, 16))
+    crowded = AttentionShape(layers=1, heads=128, kv_heads=1, head_dim=64)
+    assert "128 query heads" in str(backend.supports(crowded, "cuda", torch.bfloat16, 16))

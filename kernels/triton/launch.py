@@ -94,6 +94,7 @@ def attention_launch(
     )
 
 
+@lru_cache(maxsize=64)
 def attention_tiles(
     shape: AttentionShape, device: Device, *, item_bytes: int, block_tokens: int, decode: bool
 ) -> Tiles:
@@ -183,6 +184,7 @@ def write_tuned(device_name: str, measured: dict[str, Tiles]) -> Path:
     text = json.dumps({"device": device_name, "attention": table}, indent=1)
     path.write_text(text + "\n", encoding="utf-8")
     _tuned.cache_clear()
+    attention_tiles.cache_clear()
     return path
 
 
