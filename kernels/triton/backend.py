@@ -133,7 +133,8 @@ class TritonBackend:
         """Norm and turn heads, write keys and values, attend; qkv and turns are contiguous."""
         assert isinstance(cache, TritonCache)
         assert isinstance(prepared, _Prepared)
-        assert qkv.is_contiguous() and turns.is_contiguous()
+        assert qkv.is_contiguous()
+        assert turns.is_contiguous()
         shape, keys = cache.shape, cache.keys[layer]
         q = qkv.new_empty((len(qkv), shape.heads, shape.head_dim))
         heads = shape.heads + 2 * shape.kv_heads
