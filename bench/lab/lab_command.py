@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 from rich.console import Console
 
-from bench.lab import generator, summary
+from bench.lab import generator, markdown, summary
 from bench.lab.experiment import Bench, perform
 from bench.lab.files import read_json, write_json
 from bench.lab.make import ARRIVALS, SOURCES, Recipe, make
@@ -52,6 +52,7 @@ def add_lab_flags(parser: argparse.ArgumentParser) -> None:
     report = parts.add_parser("report", help="make the report of an experiment's folder anew")
     report.add_argument("out", type=Path, metavar="DIR")
     report.add_argument("--json", type=Path, help="file for the result, beside DIR's own")
+    report.add_argument("--markdown", type=Path, metavar="FILE", help="the result as a page")
 
 
 def _add_recipe(parser: argparse.ArgumentParser) -> None:
@@ -221,8 +222,8 @@ def slo_of(text: str, flag: str) -> Slo:
     return Slo(parts["ttft"], parts["tpot"])
 
 
-def _write(bench: Bench, beside: Path | None, command: str) -> None:
-    """Write result and report, and print the summary."""
+def _write(bench: Bench, beside: Path | None, command: str) -> dict[str, Any]:
+    """Write result and report, print the summary, and return the result."""
     # Drawn, and loaded, only once there is something to draw.
     from bench.lab.report import write as write_report  # noqa: PLC0415
 
@@ -234,6 +235,7 @@ def _write(bench: Bench, beside: Path | None, command: str) -> None:
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 160)
     summary.show(result, console)
     console.print(f"report: {bench.out / 'report.html'}")
+    return result
 
 
 def _report(flags: argparse.Namespace) -> int:
@@ -246,7 +248,9 @@ def _report(flags: argparse.Namespace) -> int:
         return _refuse(f"{path} is of another version: {error}", MISUSE)
     before = flags.out / "result.json"
     command = read_json(before)["settings"]["command"] if before.exists() else ""
-    _write(Bench(out=flags.out, plan=plan, programs={}), flags.json, command)
+    result = _write(Bench(out=flags.out, plan=plan, programs={}), flags.json, command)
+    if flags.markdown is not None:
+        markdown.write(result, flags.markdown)
     return DONE
 
 

@@ -15,7 +15,7 @@ from bench.lab import curves, hypotheses, pictures
 from bench.lab.experiment import Bench
 from bench.lab.figures import FIGURES
 from bench.lab.files import read_json
-from bench.lab.plan import Plan
+from bench.lab.plan import Arm, Plan
 from bench.lab.recorded import RecordReader
 from bench.lab.statistics import CONFIDENCE
 from bench.lab.workload import WorkloadError, read
@@ -99,7 +99,7 @@ def _settings(plan: Plan, command: str) -> dict[str, Any]:
         "slo": {"ttft_ms": plan.slo.ttft_ms, "tpot_ms": plan.slo.tpot_ms},
         "attainment_min": plan.attainment_min,
         "confidence": CONFIDENCE,
-        "flags": plan.server_flags(plan.baseline),
+        "flags": plan.server_flags(Arm(name="all", flags=())),
         "fresh_servers": plan.fresh_servers,
         "command": command,
     }

@@ -1,0 +1,56 @@
+"""A small experiment for tests, as a program: `python -m tests.lab_bench OUT MODEL [real]`.
+
+Owns an experiment of two arms and two rates whose servers parrot on a beat, or with `real` compute
+the tiny model. tests/test_lab.py starts it as a process, so that it can be killed like any.
+"""
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+from bench.lab.experiment import Bench, perform
+from bench.lab.make import Recipe
+from bench.lab.plan import FACTORS, Plan
+from bench.lab.workload import Slo
+
+BEAT_MS = 5
+PARROT = ("-m", "tests.paced_server", "--step-ms", str(BEAT_MS))
+
+
+def plan(model: Path) -> Plan:
+    return Plan(
+        name="small",
+        model=str(model),
+        recipe=Recipe(source="azure-conv", context_tokens=96, ids_below=200),
+        arms=FACTORS["modes"][:2],
+        fractions=(0.3, 1.2),
+        repeats=1,
+        seconds=1.0,
+        cut_off_s=1.0,
+        slo=Slo(500.0, 50.0),
+        seed=1,
+        max_num_seqs=4,
+        capacity_s=0.8,
+        warm_up_s=0.2,
+    )
+
+
+def bench(out: Path, model: Path) -> Bench:
+    """Return an experiment on parrots: no model is loaded, so starts are quick."""
+    of = plan(model)
+    return Bench(out=out, plan=of, programs={arm.name: PARROT for arm in of.arms})
+
+
+def real_bench(out: Path, model: Path) -> Bench:
+    """Return an experiment at one rate on the tiny model, in f32 so that answers must be equal."""
+    of = replace(
+        plan(model),
+        fractions=(1.0,),
+        flags=("--dtype", "f32", "--engine-threads", "1"),
+    )
+    return Bench(out=out, plan=of, programs={})
+
+
+if __name__ == "__main__":
+    make = real_bench if sys.argv[3:] == ["real"] else bench
+    perform(make(Path(sys.argv[1]), Path(sys.argv[2])))

@@ -1,0 +1,233 @@
+"""The lab from end to end: servers, runs, a result; killed, stopped and gone on with.
+
+GIVEN a small experiment, WHEN its process is killed in the middle and started again, THEN what was
+done is kept and the rest is done; and its result says what the engine's own record says.
+"""
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.lab import files
+from bench.lab.experiment import cells, perform
+from bench.lab.figures import FIGURES
+from bench.lab.result import collect
+from bench.lab.workload import WorkloadError
+from server.cli import build_parser, main
+from tests import lab_bench, tiny
+from tests.servers import wait
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.write(tmp_path_factory.mktemp("lab") / "tiny")
+
+
+def start(out: Path, model: Path, *more: str) -> "subprocess.Popen[bytes]":
+    command = [sys.executable, "-m", "tests.lab_bench", str(out), str(model), *more]
+    return subprocess.Popen(command, cwd=ROOT, stderr=subprocess.DEVNULL)
+
+
+def servers_of(pid: int) -> list[int]:
+    """Return the servers that a lab has started."""
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return [int(one) for one in children if b"serve" in Path(f"/proc/{one}/cmdline").read_bytes()]
+
+
+def gone(pid: int) -> bool:
+    stat = Path(f"/proc/{pid}/stat")
+    try:
+        return stat.read_text().rpartition(")")[2].split()[0] == "Z"
+    except OSError:
+        return True
+
+
+def test_killed_in_the_middle_it_goes_on(model: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    first = start(out, model)
+    wait(lambda: list((out / "runs").glob("*.json.gz")), 60)
+    left_behind = servers_of(first.pid)
+    assert len(left_behind) == 2
+    first.send_signal(signal.SIGKILL)
+    first.wait(10)
+    done = {path: path.read_bytes() for path in (out / "runs").glob("*.json.gz")}
+    assert 1 <= len(done) < 4
+    # What a killed lab leaves would otherwise share the machine with the next one's runs.
+    wait(lambda: all(map(gone, left_behind)), 20)
+    bench = lab_bench.bench(out, model)
+    partial = collect(bench, "lab")
+    assert (partial["complete"], partial["runs_done"]) == (False, len(done))
+    assert any("of 4 runs" in note for note in partial["notes"])
+    assert start(out, model).wait(90) == 0
+    assert all(path.read_bytes() == content for path, content in done.items())
+    result = collect(bench, "lab")
+    assert (result["complete"], result["runs_done"], result["starts"]) == (True, 4, 1)
+    _check_form(result)
+    told = [run["engine"]["run_id"] for run in result["runs"] if run["arm"] == "static"]
+    assert None not in told
+    # Both arms were asked the same; a parrot's tokens depend on nothing else.
+    by_rate: dict[float, set[str]] = {}
+    for run in result["runs"]:
+        by_rate.setdefault(run["fraction"], set()).add(run["workload_digest"])
+    assert all(len(digests) == 1 for digests in by_rate.values())
+    with pytest.raises(WorkloadError, match="seed"):
+        perform(_seeded(bench), quiet=True)
+
+
+def _seeded(bench: Any) -> Any:
+    from dataclasses import replace
+
+    return replace(bench, plan=replace(bench.plan, seed=2))
+
+
+def _check_form(result: dict[str, Any]) -> None:
+    assert json.loads(json.dumps(result, allow_nan=False)) == result
+    for run in result["runs"]:
+        assert set(run["figures"]) <= set(FIGURES)
+        assert run["clock"]["error_ns"] < 50e6
+        assert 0 <= run["stolen_share"] <= 1
+    for curve in result["curves"]:
+        assert all(math.isfinite(one["mean"]) for one in curve["figures"].values())
+    assert {row["arm"] for row in result["comparisons"]} == {"static"}
+    assert result["generator"]["ceiling"]["steps"]
+
+
+def test_what_the_engine_recorded_is_what_clients_saw(model: Path, tmp_path: Path) -> None:
+    """The real engine in f32: equal answers, and each picture from its own record."""
+    assert start(tmp_path, model, "real").wait(120) == 0
+    bench = lab_bench.real_bench(tmp_path, model)
+    result = collect(bench, "iterscope lab small")
+    _check_form(result)
+    equal = result["equality"]
+    assert equal["checked"] > 0
+    assert equal["same"] == equal["checked"], equal["differing"]
+    runs = {run["arm"]: run for run in result["runs"]}
+    for cell in cells(bench.plan):
+        whole = files.read_json(bench.run_file(cell))
+        steps, load = whole["steps"], whole["load"]
+        clients = sum(len(ask["tokens_ns"]) for ask in load["asks"])
+        prefills = sum(1 for ask in load["asks"] if ask["tokens_ns"])
+        # A prompt's last chunk brings a token too, and decodes bring all the others.
+        assert sum(steps["decode_tokens"]) >= clients - prefills
+        # On the client's clock no step that brought a token ends after it was read.
+        zero_ns = load["zero_monotonic_ns"] - whole["run"]["clock"]["offset_ns"]
+        first_ns = min(ask["tokens_ns"][0] for ask in load["asks"] if ask["tokens_ns"])
+        slack_ns = whole["run"]["clock"]["error_ns"] + 1_000_000
+        assert steps["end_at_ns"][0] - zero_ns <= first_ns + slack_ns
+    assert runs["continuous"]["figures"]["useful_rows_share"] == 1.0
+    waits = {row["arm"]: row["causes"] for row in result["waits"]}
+    assert waits["static"]["batch_held"] > 0
+    assert "batch_held" not in waits["continuous"]
+    lost = {row["arm"]: row for row in result["static_lost"]}
+    assert lost["static"]["idle_rows_share"] > lost["continuous"]["idle_rows_share"] == 0
+    rounds = {row["arm"]: row for row in result["rounds"]}
+    assert len(rounds["continuous"]["steps"]) >= 6
+    assert any(step["idle_rows"] for step in rounds["static"]["steps"])
+    evidence = [found for one in result["hypotheses"] for found in one["evidence"]]
+    assert evidence
+    assert all(found["columns"] and found["rows"] for found in evidence)
+    _reasked(evidence[0])
+    assert main(["lab", "report", str(tmp_path), "--json", str(tmp_path / "again.json")]) == 0
+    again = json.loads((tmp_path / "again.json").read_text())
+    assert again["curves"] == json.loads(json.dumps(result["curves"]))
+    assert (tmp_path / "report.html").stat().st_size > 1000
+
+
+def _reasked(found: dict[str, Any]) -> None:
+    """The command that a report shows gives the rows that it shows."""
+    program = str(Path(sys.executable).parent / "iterscope")
+    told = subprocess.run(
+        ["bash", "-c", found["command"].replace("iterscope", program, 1) + " --json"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert json.loads(told.stdout)["rows"] == found["rows"]
+
+
+def test_ctrl_c_keeps_what_was_done_and_reports_it(model: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    program = str(Path(sys.executable).parent / "iterscope")
+    settings = ["--model", str(model), "--out", str(out), "--ids-below", "200", "--repeats", "9"]
+    small = ["--context", "64", "--seconds", "0.6", "--cut-off-s", "0.4", "--rates", "0.5"]
+    arms = ["--arm", "a=--batching continuous", "--arm", "b=--batching continuous"]
+    one_thread = ["--flags", "--dtype f32 --engine-threads 1"]
+    process = subprocess.Popen(
+        [program, "lab", "quick", *settings, *small, *arms, *one_thread],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    )
+    try:
+        wait(lambda: len(list((out / "runs").glob("*.json.gz"))) >= 2, 90)
+        os.killpg(process.pid, signal.SIGINT)
+        _, errors = process.communicate(timeout=60)
+    finally:
+        if process.poll() is None:
+            process.kill()
+    assert process.returncode == 130, errors.decode()
+    assert b"goes on from here" in errors
+    result = json.loads((out / "result.json").read_text())
+    assert 2 <= result["runs_done"] < result["runs_planned"] == 18
+    assert (out / "report.html").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "names"),
+    [
+        (["quick", "--rates", "fast"], "--rates"),
+        (["quick", "--rates", "0.5,0.5"], "--rates"),
+        (["quick", "--slo", "ttft=1"], "--slo"),
+        (["quick", "--arm", "a"], "--arm"),
+        (["quick", "--arm", "a=--batching static"], "--arm"),
+        (["quick", "--repeats", "0"], "--repeats"),
+        (["quick", "--context", "2"], "--context"),
+        (["quick", "--class", "x:ttft=1,tpot=1"], "--class"),
+        (["workload", "--workload", "nothing", "--out", "x"], "workload"),
+        (["report", "nowhere"], "nowhere"),
+        (["load", "nowhere", "--url", "http://127.0.0.1:1", "--out", "x"], "nowhere"),
+    ],
+)
+def test_misuse_is_one_line_that_names_the_flag(
+    arguments: list[str], names: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["lab", *arguments]) == 2
+    told = capsys.readouterr().err
+    assert names in told
+    assert len(told.splitlines()) == 1
+
+
+def test_every_part_has_help(capsys: pytest.CaptureFixture[str]) -> None:
+    for part in ("quick", "full", "load", "workload", "report"):
+        with pytest.raises(SystemExit) as ended:
+            build_parser("lab").parse_args(["lab", part, "--help"])
+        assert ended.value.code == 0
+    assert "iterscope" in capsys.readouterr().out
+
+
+def test_a_workload_is_written_for_any_server(tmp_path: Path) -> None:
+    path = tmp_path / "w.json.gz"
+    asked = [
+        "workload",
+        "--workload",
+        "mooncake",
+        "--rate",
+        "5",
+        "--seconds",
+        "4",
+        "--tenants",
+        "2",
+    ]
+    assert main(["lab", *asked, "--class", "0.5:ttft=100,tpot=10", "--out", str(path)]) == 0
+    content = files.read_json(path)
+    assert len(content["asks"]) == 20
