@@ -56,6 +56,10 @@ clients: $(INSTALLED_TEST)  ## run guidellm and aiperf unmodified against our se
 	@$(PY) -c 'import pathlib; from tests import tiny; tiny.write(pathlib.Path(".venv-clients/tiny"))'
 	@$(PY) -m bench.clients --model .venv-clients/tiny $(ARGS)
 
+.PHONY: wheel
+wheel: $(INSTALLED)  ## build a wheel that needs no compiler where it is installed, into dist/
+	@$(PIP) wheel --no-deps --wheel-dir dist .
+
 .PHONY: demo-model demo-model-tested
 demo-model: $(INSTALLED)  ## fetch the demo model into the user's cache folder
 	@$(PY) -m server.demo

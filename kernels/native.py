@@ -11,6 +11,7 @@ import ctypes
 import os
 import platform
 import shutil
+import stat
 import subprocess
 import tempfile
 from functools import lru_cache
@@ -19,6 +20,7 @@ from pathlib import Path
 
 SOURCES = Path(__file__).parent / "cpu"
 STEP = "step.cpp"
+ANY = "any"
 FLAGS = ("-std=c++17", "-O3", "-fPIC", "-pthread", "-Wall", "-Wextra")
 WIDE = "avx512f avx512bw avx512vl avx512dq avx512vnni fma f16c prefer-vector-width=512"
 # gcc 12 warns of its own intrinsics.
@@ -41,7 +43,7 @@ class NativeError(RuntimeError):
 @lru_cache(maxsize=1)
 def library() -> ctypes.CDLL:
     """Return what any CPU runs, loaded, building it at first use. Raises NativeError."""
-    loaded = _library("any", FLAGS, [path for path in _sources("*.cpp") if path.name != STEP])
+    loaded = _library(ANY, FLAGS)
     loaded.processor_target.restype = ctypes.c_char_p
     return loaded
 
@@ -49,7 +51,7 @@ def library() -> ctypes.CDLL:
 @lru_cache(maxsize=len(TARGETS))
 def step_library(target: str) -> ctypes.CDLL:
     """Return the step for one target, loaded, building it at first use. Raises NativeError."""
-    return _library(target, FLAGS + TARGETS[target], [SOURCES / STEP])
+    return _library(target, FLAGS + TARGETS[target])
 
 
 def targets() -> tuple[str, ...]:
@@ -76,6 +78,11 @@ def _sources(pattern: str) -> list[Path]:
     return sorted(SOURCES.glob(pattern))
 
 
+def _sources_of(part: str) -> list[Path]:
+    step = SOURCES / STEP
+    return [path for path in _sources("*.cpp") if path != step] if part == ANY else [step]
+
+
 @lru_cache(maxsize=1)
 def version() -> str:
     """Return what names everything that is built of these sources for this kind of machine."""
@@ -85,20 +92,60 @@ def version() -> str:
     return digest.hexdigest()[:16]
 
 
-def _library(part: str, flags: tuple[str, ...], sources: list[Path]) -> ctypes.CDLL:
+def prebuild(folder: Path) -> list[Path]:
+    """Build every library into a folder for a wheel; return their files. Raises NativeError.
+
+    What this machine's CPU cannot run is built as well, and not loaded.
+    """
+    parts = {ANY: FLAGS} | {target: FLAGS + flags for target, flags in TARGETS.items()}
+    if platform.machine() != "x86_64":
+        parts = {part: parts[part] for part in (ANY, "portable")}
+    folder.mkdir(parents=True, exist_ok=True)
+    _forget_others(folder)
+    found = {part: folder / _name(part) for part in parts}
+    for part, file in found.items():
+        if not file.is_file():
+            _built(folder, part, parts[part])
+    return list(found.values())
+
+
+def _name(part: str) -> str:
+    return f"iterscope-{version()}-{part}.so"
+
+
+def _library(part: str, flags: tuple[str, ...]) -> ctypes.CDLL:
     """Find or build one library; all are named by everything that any of them is made of."""
-    name = f"iterscope-{version()}-{part}.so"
     for folder in _folders():
-        if (folder / name).is_file():
-            return _loaded(folder / name)
-    built = _built(name, flags, sources)
+        if (folder / _name(part)).is_file():
+            return _loaded(folder / _name(part))
+    built = _built(_writable(), part, flags)
     _forget_others(built.parent)
     return _loaded(built)
 
 
 def _folders() -> tuple[Path, ...]:
-    """Return where the library may lie: beside its sources, or in the user's cache."""
-    return SOURCES / "build", Path.home() / ".cache" / "iterscope" / "native"
+    """Return where the library may lie: beside its sources, or in the user's cache.
+
+    The first is as much ours as the sources are; the second may be a place that others can write.
+    """
+    cache = Path.home() / ".cache" / "iterscope" / "native"
+    return (SOURCES / "build", cache) if _is_ours(cache) else (SOURCES / "build",)
+
+
+def _is_ours(folder: Path) -> bool:
+    """Return whether nobody else can have put a library there, or could."""
+    try:
+        status = folder.lstat()
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    others = stat.S_IWGRP | stat.S_IWOTH
+    return (
+        stat.S_ISDIR(status.st_mode)
+        and status.st_uid == os.getuid()
+        and not status.st_mode & others
+    )
 
 
 def _loaded(path: Path) -> ctypes.CDLL:
@@ -108,15 +155,15 @@ def _loaded(path: Path) -> ctypes.CDLL:
         raise NativeError(f"{path} cannot be loaded: {error}") from error
 
 
-def _built(name: str, flags: tuple[str, ...], sources: list[Path]) -> Path:
-    """Compile into the first folder that can be written; another process may do the same."""
+def _built(folder: Path, part: str, flags: tuple[str, ...]) -> Path:
+    """Compile into a folder; another process may do the same."""
     compiler = next(filter(None, map(shutil.which, COMPILERS)), None)
     if compiler is None:
         raise NativeError(f"no C++ compiler ({', '.join(COMPILERS)}) to build {SOURCES}")
-    folder = _writable()
+    name = _name(part)
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
         made, objects = Path(scratch) / name, []
-        for source in sources:
+        for source in _sources_of(part):
             objects.append(str(Path(scratch) / f"{source.stem}.o"))
             _compile(compiler, *flags, "-c", str(source), "-o", objects[-1])
         _compile(compiler, "-shared", "-pthread", "-o", str(made), *objects)
@@ -145,7 +192,7 @@ def _writable() -> Path:
     """Return a folder of ours to build in. Raises NativeError when there is none."""
     for folder in _folders():
         try:
-            folder.mkdir(parents=True, exist_ok=True)
+            folder.mkdir(mode=0o755, parents=True, exist_ok=True)
         except OSError:
             continue
         if os.access(folder, os.W_OK):

@@ -20,6 +20,7 @@ from typing import NoReturn, cast
 
 import uvicorn
 
+from engine.config import EngineConfig
 from engine.messages import Progress
 from server.app import build_app
 from server.clock import Clock
@@ -104,6 +105,11 @@ def _case_files(config: ServerConfig, history: History) -> CaseFiles:
     )
 
 
+def _engine_config(config: ServerConfig, model: Model) -> EngineConfig:
+    kept = config.engine.packed_cache or str(cache_folder() / "packed")
+    return replace(config.engine, model=model.spec.path, packed_cache=kept)
+
+
 def build_context(config: ServerConfig, model: Model, keys: KeyRing | None) -> Context:
     """Return the parts of a server, put together and not started. Needs a running event loop."""
     clock = Clock.start()
@@ -111,11 +117,7 @@ def build_context(config: ServerConfig, model: Model, keys: KeyRing | None) -> C
     run_id = time.strftime("%Y%m%dT%H%M%S", time.gmtime()) + "-" + secrets.token_hex(3)
     bus = Bus(run_id=run_id, capacity=config.telemetry.ring_records)
     engine = EngineClient(
-        config=replace(
-            config.engine,
-            model=model.spec.path,
-            packed_cache=config.engine.packed_cache or str(cache_folder() / "packed"),
-        ),
+        config=_engine_config(config, model),
         identity=Identity(replica=config.replica, model=model.names[0]),
         bus=bus,
         clock=clock,

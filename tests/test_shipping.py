@@ -168,7 +168,8 @@ def test_the_image_copies_what_the_package_needs() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     needed = {*project["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"], "pyproject.toml"}
     needed |= {*project["project"]["license-files"], project["project"]["readme"]}
-    assert needed | {"constraints.txt"} == copied
+    hook = project["tool"]["hatch"]["build"]["targets"]["wheel"]["hooks"]["custom"]["path"]
+    assert needed | {"constraints.txt", hook} == copied
     assert all((ROOT / part).exists() for part in copied)
     ((entry,), (arguments,)) = (
         re.findall(rf"^{word} (\[.*\])$", text, re.M) for word in ("ENTRYPOINT", "CMD")
