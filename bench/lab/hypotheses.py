@@ -174,7 +174,7 @@ def _verdict(one: Hypothesis, rows: Sequence[Row]) -> tuple[str, str]:
     for_it, against = told.count("worse"), told.count("better")
     because = (
         f"{for_it} of {len(rows)} comparisons show it beyond chance, {against} the "
-        f"opposite, {len(rows) - for_it - against} nothing."
+        f"opposite, {len(rows) - for_it - against} nothing: {_figures(rows)}."
     )
     if for_it == len(rows):
         return "holds", because
@@ -188,11 +188,29 @@ def _alike(rows: Sequence[Row]) -> tuple[str, str]:
     apart = [row for row in rows if row["significant"] and not _within(row)]
     because = (
         f"{len(inside)} of {len(rows)} intervals lie within {MARGIN:.0%}, {len(apart)} are apart "
-        "beyond chance."
+        f"beyond chance: {_figures(rows)}."
     )
     if len(inside) == len(rows):
         return "holds", because
     return ("fails" if len(apart) == len(rows) else "mixed" if apart else "unknown"), because
+
+
+def _figures(rows: Sequence[Row]) -> str:
+    """Return the comparisons in words, as the other arm stands against the baseline."""
+    return "; ".join(
+        f"{row['arm']} {_interval(row)} at {row['fraction']:g} x capacity"
+        for row in rows
+        if row["value"] is not None
+    )
+
+
+def _interval(row: Row) -> str:
+    times = " times" if row["kind"] == "ratio" else " apart"
+    sign = "" if row["kind"] == "ratio" else "+"
+    value = f"{row['value']:{sign}.2f}"
+    if row["low"] is None:
+        return value + times
+    return f"{value} ({row['low']:{sign}.2f} to {row['high']:{sign}.2f}){times}"
 
 
 def _within(row: Row) -> bool:

@@ -46,6 +46,13 @@ FACTORS: dict[str, tuple[Arm, ...]] = {
         Arm(name=f"budget {tokens}", flags=("--max-num-batched-tokens", str(tokens)))
         for tokens in (256, 64, 1024)
     ),
+    "launches": (
+        Arm(name="one call", flags=("--attention-backend", "sdpa", "--dtype", "f32")),
+        Arm(
+            name="a call a request",
+            flags=("--attention-backend", "per_request", "--dtype", "f32"),
+        ),
+    ),
 }
 """Arms by factor; the first of each is the baseline."""
 

@@ -7,6 +7,7 @@ a request cannot be received before it was sent nor read before it was written.
 """
 
 from collections import Counter
+from itertools import pairwise
 from typing import Any
 
 from bench.lab.serving import Served
@@ -155,13 +156,21 @@ def rounds_of(served: Served, window: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def _telling(rows: list[list[Any]]) -> float:
-    """Return how much of batching a stretch of steps shows: ends, admissions, a picture's few."""
+    """Return how much of batching a stretch of steps shows, in a picture of few lanes.
+
+    Ends and admissions are what it is about; of a fixed batch that rows fall idle early in it and
+    that the next batch begins before its end.
+    """
     lanes = len({request for row in rows for request in row[6]})
     ended = sum(len(row[10]) for row in rows)
     admitted = sum(len(row[9]) for row in rows[1:])
-    idle = any(row[5] for row in rows)
-    many = max(0, lanes - 12)
-    return min(ended, 4) + min(admitted, 4) + 2 * idle + min(lanes, 6) / 2 - many
+    idle: list[int] = [row[5] for row in rows]
+    grows = sum(after > before for before, after in pairwise(idle))
+    renewed = any(before and not after for before, after in pairwise(idle))
+    many = max(0, lanes - 14)
+    return float(
+        min(ended, 4) + min(admitted, 4) + 2 * min(grows, 3) + 4 * renewed + lanes / 4 - many
+    )
 
 
 def _round(row: list[Any], prompts: dict[int, int], from_ns: int) -> dict[str, Any]:
