@@ -36,11 +36,20 @@ def idle_plan(
 
 
 def warm_ups(config: EngineConfig) -> list[Plan]:
-    """Return the largest prefill and each size of decode that no graph is captured for."""
+    """Return the largest prefill and each size of decode that no graph is captured for.
+
+    On a GPU also many rows of a few tokens: kernels are compiled at their first use, and those for
+    few rows are others.
+    """
     assert config.max_model_len is not None
     prompt = min(config.max_num_batched_tokens, config.max_model_len)
     sizes = [*(() if config.graphs == "on" else config.buckets), config.max_num_seqs]
-    return [idle_plan(config, [prompt]), *(idle_plan(config, [1] * rows) for rows in sizes)]
+    prefills = [[prompt]]
+    if config.device == "cuda":
+        each = max(1, config.max_num_batched_tokens // config.max_num_seqs)
+        prefills.append([min(each, config.max_model_len)] * config.max_num_seqs)
+    mixed = [idle_plan(config, counts) for counts in prefills]
+    return [*mixed, *(idle_plan(config, [1] * rows) for rows in sizes)]
 
 
 def worst_plans(config: EngineConfig) -> list[Plan]:

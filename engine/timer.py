@@ -57,7 +57,7 @@ class CudaTimer:
     """A ring of event pairs on the current stream."""
 
     def __init__(self) -> None:
-        self._pairs = [(_event(), _event()) for _ in range(RING)]
+        self._pairs = [(event(), event()) for _ in range(RING)]
         self._next = 0
 
     def begin(self) -> int:
@@ -77,7 +77,8 @@ class CudaTimer:
         return int(first.elapsed_time(second) * 1e6)
 
 
-def _event() -> torch.cuda.Event:
+def event() -> torch.cuda.Event:
+    """Return an event that knows when it was reached."""
     return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
 
 

@@ -189,7 +189,7 @@ def _may(package: str, found: Import) -> bool:
         "kernels": {"kernels"},
         "engine": {"engine", "kernels"},
         "server": {"server", "engine", "telemetry", "bench"},
-        "bench": {"bench", "engine", "telemetry"},
+        "bench": {"bench", "engine", "kernels", "telemetry"},
         "grafana": {"grafana", "telemetry"},
     }.get(package, set())
 
