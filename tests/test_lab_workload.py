@@ -117,8 +117,11 @@ def test_an_incident_of_ours_is_lived_through_again(tmp_path: Path) -> None:
     assert (second.prompt_tokens, second.slo) == (30, None)
     # Who left after a quarter of a second leaves so again, from an answer as long as it asked for.
     assert (third.leaves_after_s, third.max_tokens) == (0.25, 40)
-    again = make(recipe, rate=1.0, seconds=3.0, seed=0)
-    assert again == made
+    as_it_was = make(recipe, rate=None, seconds=1.0, seed=0)
+    assert [ask.at_s for ask in as_it_was.asks] == [0.0, 1.0, 2.0]
+    assert as_it_was.seconds == 3.0
+    with pytest.raises(WorkloadError, match="rate"):
+        make(Recipe(), rate=None, seconds=1.0, seed=0)
 
 
 @pytest.mark.parametrize(

@@ -20,8 +20,9 @@ from rich.console import Console
 
 from bench.lab import generator, markdown, summary
 from bench.lab.experiment import Bench, perform
+from bench.lab.figures import FIGURES, client_figures
 from bench.lab.files import read_json, write_json
-from bench.lab.make import ARRIVALS, SOURCES, Recipe, make
+from bench.lab.make import ARRIVALS, RECORDED, SOURCES, Recipe, make
 from bench.lab.plan import FACTORS, Plan, custom_arms, full, plan_of, quick
 from bench.lab.prompts import IDS_BELOW
 from bench.lab.result import collect
@@ -30,6 +31,7 @@ from bench.lab.workload import Slo, WorkloadError, check, write
 
 DONE, WRONG, MISUSE, INTERRUPTED = 0, 1, 2, 130
 PRESETS = {"quick": quick, "full": full}
+LOAD_SLO = Slo(1000.0, 100.0)
 
 
 def add_lab_flags(parser: argparse.ArgumentParser) -> None:
@@ -44,7 +46,9 @@ def add_lab_flags(parser: argparse.ArgumentParser) -> None:
     generator.add_flags(load)
     made = parts.add_parser("workload", help="write a workload to a file")
     _add_recipe(made)
-    made.add_argument("--rate", type=float, default=2.0, help="requests a second")
+    made.add_argument(
+        "--rate", type=float, help="requests a second; by default as the source has them"
+    )
     made.add_argument("--concurrency", type=int, help="in flight at once, of a closed loop")
     made.add_argument("--seconds", type=float, default=30.0)
     made.add_argument("--seed", type=int, default=1)
@@ -260,6 +264,10 @@ def _load(flags: argparse.Namespace) -> int:
     for name in sorted(set(outcomes)):
         print(f"{name:<12} {outcomes.count(name)}")
     told = found["generator"]
+    figures = client_figures(found, ttft_ms=LOAD_SLO.ttft_ms, tpot_ms=LOAD_SLO.tpot_ms)
+    for name, value in figures.items():
+        if value is not None and not name.startswith("goodput"):
+            print(f"{FIGURES[name].title:<44} {value:10.2f} {FIGURES[name].unit}")
     print(
         f"sent late by {told['late_ms_p99']:.1f} ms at p99, {told['cpu_share']:.0%} of a core"
         + ("; the generator itself was the bottleneck" if told["bottleneck"] else "")
@@ -268,8 +276,10 @@ def _load(flags: argparse.Namespace) -> int:
 
 
 def _workload(flags: argparse.Namespace) -> int:
+    # An incident of one's own is lived through at its own lengths, unless a context is named.
+    own = (flags.workload or "").startswith(RECORDED)
     workload = make(
-        _recipe(flags, Recipe()),
+        _recipe(flags, Recipe(context_tokens=2**20) if own else Recipe()),
         rate=flags.rate,
         seconds=flags.seconds,
         seed=flags.seed,

@@ -50,19 +50,30 @@ class Recipe:
 
 
 def make(
-    recipe: Recipe, *, rate: float, seconds: float, seed: int, concurrency: int | None = None
+    recipe: Recipe,
+    *,
+    rate: float | None,
+    seconds: float,
+    seed: int,
+    concurrency: int | None = None,
 ) -> Workload:
     """Return the workload: rate x seconds requests, a stretch of the source that the seed picks.
 
-    In a closed loop `rate` only says how many there are to take from. Raises WorkloadError.
+    In a closed loop `rate` only says how many there are to take from. Without a rate the source is
+    sent whole, at its own instants, as long as it took. Raises WorkloadError.
     """
     if recipe.arrivals not in ARRIVALS:
         raise WorkloadError(f"arrivals: {recipe.arrivals!r} is none of {', '.join(ARRIVALS)}")
-    count = max(2, round(rate * seconds))
+    count = max(2, round((rate or 0.0) * seconds))
     trace = _trace(recipe, count, seed)
-    rows, scale = _stretch(trace, recipe, count, seed)
     closed = recipe.arrivals == "closed" or concurrency is not None
-    at_s = [None] * count if closed else _instants(recipe, rows, seconds, seed)
+    at_s: list[float] | list[None]
+    if rate is None:
+        rows, scale, at_s, seconds = _whole(trace, recipe)
+        count = len(rows)
+    else:
+        rows, scale = _stretch(trace, recipe, count, seed)
+        at_s = [None] * count if closed else _instants(recipe, rows, seconds, seed)
     pick = random.Random(f"people-{seed}")
     asks = [
         _ask(recipe, row, at, pick, (trace, scale, f"{seed}-{number}"))
@@ -81,6 +92,16 @@ def make(
         scale=scale,
         context_tokens=recipe.context_tokens,
     )
+
+
+def _whole(trace: Trace, recipe: Recipe) -> tuple[list[Row], float, list[float], float]:
+    """Return all rows with their scale, their own instants, and the seconds they took."""
+    if not _timed(trace) or recipe.arrivals != "trace":
+        raise WorkloadError("rate: needed where arrivals are not the source's own")
+    scale = traces.scale_to(trace, recipe.context_tokens)
+    rows = [traces.scaled(row, scale, recipe.context_tokens) for row in trace.rows]
+    at_s = [row.at_s - rows[0].at_s for row in rows]
+    return rows, scale, at_s, at_s[-1] * len(rows) / (len(rows) - 1)
 
 
 def _trace(recipe: Recipe, count: int, seed: int) -> Trace:
