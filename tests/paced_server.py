@@ -12,6 +12,9 @@ import sys
 import time
 import types
 from collections.abc import Callable
+from dataclasses import asdict
+
+import msgspec
 
 import server.engine_process
 from engine.config import DeviceFacts, EngineConfig, resolve
@@ -102,7 +105,7 @@ def build(
         seqs_max=config.max_num_seqs,
         model_len_max=config.max_model_len,
         buckets=[],
-        config="{}",
+        config=msgspec.json.encode(asdict(config)).decode(),
         revision="",
     )
 

@@ -15,6 +15,7 @@ from bench.lab.page.markup import Safe, points, tag
 LABEL_PX = 13.0
 FRAME = Frame()
 NAME_CHARACTERS = 14
+SQUEEZE = 1.35
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +72,9 @@ def chart(of: Chart) -> Safe:
     """Return the picture."""
     every = [point for curve in of.curves for point in curve.points]
     heights = [value for point in every for value in (point.mean, *point.values)]
+    # An interval counts as far as it does not squeeze the means it stands around.
+    most = SQUEEZE * max(heights, default=0.0)
+    heights += [point.high for point in every if point.high is not None and point.high <= most]
     heights += [*of.shared, *(value for value, _ in of.acrosses)]
     x = FRAME.across([point.x for point in every] + [at for at, _ in of.downs])
     y = FRAME.up(heights, log=of.log, top=of.top)
