@@ -8,6 +8,7 @@ included. Needs no GPU and no CUDA.
 import re
 import subprocess
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -44,9 +45,11 @@ class DryDevice:
 
     capability: int
     compiled: list[Compiled] = field(default_factory=list)
+    number: int = field(default_factory=time.monotonic_ns)
+    """Triton keeps what it has compiled by this: each device begins anew."""
 
     def get_current_device(self) -> int:
-        return id(self)  # Triton keeps what it has compiled by device: each of these begins anew
+        return self.number
 
     def get_current_stream(self, device: int) -> int:
         return 0
@@ -100,7 +103,7 @@ def dry_device(capability: int, folder: Path) -> Iterator[DryDevice]:
     before = (knobs.runtime.jit_post_compile_hook, knobs.cache.dir)
 
     def compiled(*, fn: Any, compile: dict[str, Any], **_: Any) -> None:
-        device.keep(fn.jit_function.device_caches[id(device)][0][compile["key"]])
+        device.keep(fn.jit_function.device_caches[device.number][0][compile["key"]])
 
     driver.set_active(device)
     knobs.runtime.jit_post_compile_hook, knobs.cache.dir = compiled, str(folder)
