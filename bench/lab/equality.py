@@ -8,8 +8,6 @@ sums decides. experiment.py calls it while the servers stand.
 
 from typing import Any
 
-import httpx
-
 from bench.lab.serving import Served
 from bench.lab.workload import Workload
 
@@ -64,9 +62,7 @@ def _gap(served: Served, prompt: list[int], tokens: list[int]) -> float | None:
     scores = {}
     for token in tokens:
         body = {"prompt": [*prompt, token], "max_tokens": 0, "echo": True, "logprobs": 1}
-        answer = httpx.post(
-            f"{served.url}/v1/completions", json=body, timeout=60.0, trust_env=False
-        )
+        answer = served.post("/v1/completions", body)
         if answer.is_error:
             return None
         scores[token] = answer.json()["choices"][0]["logprobs"]["token_logprobs"][-1]

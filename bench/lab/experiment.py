@@ -254,7 +254,8 @@ def _full_slots(bench: Bench, served: Served, number: int) -> dict[str, Any]:
     seconds = (end_ns - begin_ns) / 1e9
     tokens = sum(begin_ns <= at_ns < end_ns for ask in load["asks"] for at_ns in ask["tokens_ns"])
     if not tokens:
-        raise WorkloadError("the baseline brought no token while its capacity was measured")
+        told = next((ask["error"] for ask in load["asks"] if ask["error"]), "no error")
+        raise WorkloadError(f"the baseline brought no token, its capacity is unknown: {told}")
     # Tokens over the mean length of those that were sent: ends alone are few and come in lumps.
     mean_output = sum(ask["wanted"] for ask in load["asks"]) / len(load["asks"])
     return {

@@ -43,13 +43,20 @@ class Served:
     def sql(self, query: str, parameters: Sequence[object] = ()) -> list[list[Any]]:
         """Return the rows of one SELECT on its record."""
         body = {"sql": query, "parameters": list(parameters)}
-        answer = httpx.post(f"{self.url}/telemetry/sql", json=body, timeout=60.0, trust_env=False)
+        answer = self.post("/telemetry/sql", body)
         if answer.is_error:
             raise ServerFailed(f"{answer.status_code}: {answer.text[:500]}\n{query}")
         found = answer.json()
         if found["truncated"]:
             raise ServerFailed(f"more rows than SQL answers with: {found['row_count']}")
         return list(found["rows"])
+
+    def post(self, path: str, body: dict[str, Any]) -> httpx.Response:
+        """Return the answer to one question; raises ServerFailed when there is none."""
+        try:
+            return httpx.post(self.url + path, json=body, timeout=60.0, trust_env=False)
+        except httpx.HTTPError as error:
+            raise ServerFailed(f"the server does not answer: {error}\n{tail(self.log)}") from error
 
     def wait_idle(self) -> None:
         """Wait until every request it took has its end on record, and its delivery if it has one.
