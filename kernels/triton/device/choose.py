@@ -124,7 +124,12 @@ def bound_of(line_ptr, top_k, top_p, vocab_size, TILE: tl.constexpr):
     return bound
 
 
-@triton.jit
+@triton.jit(  # small tensors may lie anywhere in a larger one: not a compilation for each place
+    do_not_specialize_on_alignment=[
+        *("best_ptr", "rows_ptr", "temperatures_ptr", "top_k_ptr", "top_p_ptr", "min_p_ptr"),
+        "uniforms_ptr",
+    ]
+)
 def draw(tokens_ptr, sums_ptr, logits_ptr, best_ptr, rows_ptr, temperatures_ptr, top_k_ptr,
          top_p_ptr, min_p_ptr, uniforms_ptr, row_stride, vocab_size, HAS_MIN_P: tl.constexpr,
          TILE: tl.constexpr):  # fmt: skip
