@@ -118,7 +118,8 @@ def sample(logits: torch.Tensor, batch: SamplingBatch, chooser: Chooser) -> Samp
     """Choose a token for each row of float32 logits [S, vocabulary], which are overwritten."""
     if batch.forbidden_rows is not None:
         assert batch.forbidden_tokens is not None
-        logits[batch.forbidden_rows, batch.forbidden_tokens] = -torch.inf
+        places = batch.forbidden_rows * logits.shape[1] + batch.forbidden_tokens
+        logits.view(-1).index_fill_(0, places, -torch.inf)  # an assignment waits for the device
     best, tokens = chooser.best(logits)
     if batch.drawn is not None:
         tokens[batch.drawn.rows] = chooser.draw(logits, best, batch.drawn)
