@@ -132,7 +132,8 @@ def parts() -> Iterator[tuple[str, dict[str, Any]]]:
         whole[name] = whole[name][:4]  # a page of a twentieth of the size
     for line in whole["timelines"]:
         line |= {name: column[:9] for name, column in line.items() if isinstance(column, list)}
-    for place, (name, value) in enumerate(whole.items()):
+    kept = {name: value for name, value in whole.items() if isinstance(value, list | dict)}
+    for place, (name, value) in enumerate(kept.items()):
         if place % 2:
             yield f"{name} empty", whole | {name: type(value)()}
         else:

@@ -58,7 +58,7 @@ class Ratio:
 def stacked(told: Told, bars: Sequence[Bar], unit: str, x_title: str) -> Safe:
     """Return bars in their groups, one scale for all."""
     places, height = _places([bar.group for bar in bars])
-    frame = Frame(width=1240, height=height + 46, left=216, right=84, top=6)
+    frame = Frame(width=1040, height=height + 46, left=216, right=84, top=6)
     scale = frame.across([0.0, *(bar.whole for bar in bars)])
     parts: list[Safe] = [*_rules(frame, scale), *x_axis(frame, scale, x_title, unit)]
     for bar, (top, first) in zip(bars, places, strict=True):

@@ -16,7 +16,7 @@ from bench.lab.page.numbers import plain, short
 
 ROWS_PX, WAITING_PX, GAP_PX = 74.0, 30.0, 22.0
 COLUMNS = 520
-LEFT, RIGHT, WIDTH = 190.0, 20.0, 1240.0
+LEFT, RIGHT, WIDTH = 180.0, 20.0, 1040.0
 
 
 @dataclass(frozen=True, slots=True)

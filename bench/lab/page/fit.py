@@ -13,7 +13,7 @@ from bench.lab.page.figure import Told, arm_class, mark, picture
 from bench.lab.page.markup import Safe, points, tag
 from bench.lab.page.numbers import TIMES, plain, short, valued
 
-FRAME = Frame(width=1240, height=340, left=72, right=30, top=16)
+FRAME = Frame(width=1040, height=320, left=72, right=30, top=16)
 
 
 def step_times(told: Told, arms: Sequence[tuple[int, dict[str, Any]]]) -> Safe:

@@ -137,7 +137,7 @@ def _machine(result: Result) -> Iterable[tuple[str, str]]:
     yield "versions", ", ".join(f"{k} {v}" for k, v in (result.get("versions") or {}).items())
     yield "revision", str(result.get("revision", ""))
     yield "taken by the host", valued(result.get("stolen_share"), "share")
-    yield "took", valued(1000 * (result.get("seconds") or 0.0), "ms")
+    yield "took", f"{plain(round((result.get('seconds') or 0.0) / 60, 1))} min"
     load = result.get("load_average")
     yield "load average", "" if load is None else plain(round(load, 2))
 
@@ -184,7 +184,7 @@ def _runs(result: Result) -> Safe | None:
     if not runs:
         return None
     heads = ["arm", "began (UTC)", "rate", "repeat", "order", "sent", "finished", "cancelled"]
-    heads += ["unfinished", "failed", "sends late p50", "clock ±", "stolen", "generator"]
+    heads += ["unfinished", "failed", "sends late p50", "clock ±", "stolen", "others", "generator"]
     rows = [_run(result, run) for run in runs]
     return tag(
         "details",
@@ -209,5 +209,6 @@ def _run(result: Result, run: Result) -> list[str]:
         valued(round(generator["late_ms_p50"], 2), "ms"),
         NOTHING if error_ns is None else valued(round(error_ns / 1e6, 2), "ms"),
         valued(run.get("stolen_share"), "share"),
+        valued(run.get("others_cpu_share"), "share"),
         "the limit" if generator.get("bottleneck") else "",
     ]
