@@ -27,6 +27,7 @@ WORDS = MappingProxyType(
     {"holds": ("✓", "holds"), "fails": ("✕", "fails"), "mixed": ("◐", "mixed")}
 )
 UNKNOWN = ("?", "not known")
+AT_LEAST = "\N{GREATER-THAN OR EQUAL TO}"
 FORESTS = (
     "output_tok_s",
     "goodput_requests_s",
@@ -65,6 +66,8 @@ def _tile(result: Result, name: str) -> Safe | None:
     else:
         beside = "cannot be compared"
     value = "none" if at_slo is None else plain(float(f"{at_slo:.3g}"))
+    if at_slo is not None and not point.get("interpolated"):
+        value = f"{AT_LEAST} {value}"  # the highest rate that was measured still kept it
     good = point.get("goodput_requests_s")
     best = f"best goodput {valued(None if good is None else float(f'{good:.3g}'), 'requests/s')}"
     return tag(
@@ -105,7 +108,7 @@ def _hypothesis(result: Result, one: Result) -> Safe:
         "article",
         tag("h3", tag("span", glyph, " ", word, class_=f"verdict {one['verdict']}"), one["claim"]),
         tag("p", one["question"], class_="question") if one.get("question") else None,
-        tag("p", one["because"]),
+        tag("p", sentence(str(one["because"]))),
         tag(
             "details",
             tag("summary", "Evidence", tag("span", beside, class_="unit")),
