@@ -9,7 +9,7 @@ from dataclasses import asdict, replace
 
 import msgspec
 
-from engine.config import ConfigError, EngineConfig, kv_bytes_per_token, resolve
+from engine.config import ConfigError, EngineConfig, resolve
 from engine.core import Core, Emit
 from engine.device import device_facts
 from engine.kv import KVPool
@@ -22,6 +22,9 @@ from engine.spec import ModelSpec, read_spec
 from engine.step_model import StepTimes
 from kernels import native
 from telemetry.records import SCHEMA_VERSION, Run
+
+UNLIMITED_BYTES = 2**60
+"""More than any cache has: while it is measured what it may have, it limits nothing."""
 
 
 def build(
@@ -87,8 +90,7 @@ def measured(
     Raises ConfigError when that holds less than two blocks.
     """
     facts = device_facts(config, spec)
-    whole = kv_bytes_per_token(spec, resolve(config, spec, facts).dtype) * spec.model_len
-    provisional = resolve(config, spec, replace(facts, pool_bytes=2 * whole))
+    provisional = resolve(config, spec, replace(facts, pool_bytes=UNLIMITED_BYTES))
     runner = ModelRunner.build(replace(provisional, kv_blocks=1), spec, progress, beat)
     progress("measuring memory", 0.0)
     found = measure(memory, runner.run_worst, runner.graphs_bytes)

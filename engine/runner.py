@@ -175,7 +175,8 @@ class ModelRunner:
 
     def settle(self, config: EngineConfig) -> None:
         """Go on with the limits in force, once they are known, and with the cache they give."""
-        self._config, self._cache, self._graphs = config, None, None
+        self._config, self._cache = config, None
+        self._graphs, self._decode_memory = None, None
         self._cache = _allocate(config, self._spec, self._choice)
 
     @torch.inference_mode()
