@@ -85,4 +85,7 @@ def chosen(config: EngineConfig, spec: ModelSpec) -> dict[str, Any]:
         )
     except BackendError as error:
         raise ConfigError(f"--attention-backend: {error}") from error
-    return asdict(resolved) | {"attention_backend": choice.backend.name}
+    found = asdict(resolved) | {"attention_backend": choice.backend.name}
+    if resolved.device == "cuda" and not (config.kv_blocks or config.kv_cache_memory):
+        found |= dict.fromkeys(("kv_blocks", "kv_cache_memory", "max_model_len"), "measured")
+    return found
