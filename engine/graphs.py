@@ -20,13 +20,20 @@ WARM_UPS = 2
 GRAPHS_MAX = 512
 """Bound of the captured steps: a backend whose numbers hardly repeat is not worth capturing."""
 
+WIDTH_TOKENS, WIDER = 4096, 4
+"""Widths of block tables, in tokens: each so many times the one before, up to the whole model.
+
+A launch follows from how wide tables are: one for the longest model would split short rows in vain.
+"""
+
 Work = Callable[[], None]
 
 
 class GraphKey(NamedTuple):
-    """What a captured step may be replayed for: rows, and all numbers its kernels were given."""
+    """What a captured step may be replayed for: rows, blocks, and all numbers of its kernels."""
 
     bucket: int
+    width: int
     launch: tuple[int, ...]
 
 
@@ -84,9 +91,12 @@ class DecodeMemory:
     places: torch.Tensor  # [rows] int64: 0, 1, 2 ...
     starts: torch.Tensor  # [rows + 1] int32: 0, 1, 2 ...
     logits: torch.Tensor  # [rows, vocabulary] float32
+    block_tokens: int
 
     @classmethod
-    def of(cls, *, rows: int, blocks: int, vocab_size: int, device: str) -> "DecodeMemory":
+    def of(
+        cls, *, rows: int, blocks: int, block_tokens: int, vocab_size: int, device: str
+    ) -> "DecodeMemory":
         """Return memory in which every row is padding: token 0 at position 0 of block 0."""
         return cls(
             ids=torch.zeros(rows, dtype=torch.int64, device=device),
@@ -97,7 +107,15 @@ class DecodeMemory:
             places=torch.arange(rows, device=device),
             starts=torch.arange(rows + 1, dtype=torch.int32, device=device),
             logits=torch.empty((rows, vocab_size), dtype=torch.float32, device=device),
+            block_tokens=block_tokens,
         )
+
+    def width(self, context: int) -> int:
+        """Return how many blocks of a table are looked at where this is the longest context."""
+        tokens = WIDTH_TOKENS
+        while tokens < context:
+            tokens *= WIDER
+        return min(-(-tokens // self.block_tokens), self.tables.shape[1])
 
     def step(self, rows: int, context: int) -> StepBatch:
         """Return the first rows as a step; `context` is what the host is told of each."""
@@ -109,7 +127,7 @@ class DecodeMemory:
                 query_starts=self.starts[: rows + 1],
                 context_lengths=self.contexts[:rows],
                 slot_mapping=self.slots[:rows],
-                block_tables=self.tables[:rows],
+                block_tables=self.tables[:rows, : self.width(context)],
                 query_lengths_host=[1] * rows,
                 context_lengths_host=[context] * rows,
             ),
@@ -141,7 +159,7 @@ class Graphs:
         self._launch_key = launch_key
         self._recorder = recorder
         self._replays: dict[GraphKey, Work] = {}
-        self._fixed: dict[int, AttentionBatch] = {}
+        self._fixed: dict[tuple[int, int], AttentionBatch] = {}
 
     def __len__(self) -> int:
         return len(self._replays)
@@ -174,13 +192,15 @@ class Graphs:
     def key_of(self, bucket: int, queries: list[int], contexts: list[int]) -> GraphKey:
         """Return what a captured step must have been captured with to serve these rows.
 
-        They are asked for as they would lie in the fixed memory, whose tables are the widest.
+        They are asked for as they would lie in the fixed memory.
         """
-        fixed = self._fixed.get(bucket)
+        longest = max(contexts)
+        shape = (bucket, self._memory.width(longest))
+        fixed = self._fixed.get(shape)
         if fixed is None:
-            fixed = self._fixed[bucket] = self._memory.step(bucket, 1).attention
+            fixed = self._fixed[shape] = self._memory.step(bucket, longest).attention
         asked = replace(fixed, query_lengths_host=queries, context_lengths_host=contexts)
-        return GraphKey(bucket, self._launch_key(asked))
+        return GraphKey(*shape, self._launch_key(asked))
 
     def replay(self, bucket: int, step: StepBatch, rows: int) -> torch.Tensor | None:
         """Return the logits of the tokens that sample, None if no captured step serves.

@@ -216,6 +216,7 @@ class ModelRunner:
             self._decode_memory = DecodeMemory.of(
                 rows=config.buckets[-1],
                 blocks=-(-config.max_model_len // config.block_size),
+                block_tokens=config.block_size,
                 vocab_size=self._spec.vocab_size,
                 device=config.device,
             )

@@ -59,7 +59,9 @@ class Kernels:
 
 
 def graphs_of(kernels: Kernels) -> Graphs:
-    memory = DecodeMemory.of(rows=ROWS, blocks=BLOCKS, vocab_size=VOCABULARY, device="cpu")
+    memory = DecodeMemory.of(
+        rows=ROWS, blocks=BLOCKS, block_tokens=16, vocab_size=VOCABULARY, device="cpu"
+    )
     return Graphs(
         memory=memory,
         forward=kernels.forward,
@@ -152,6 +154,26 @@ def test_tables_count_as_wide_as_they_are_in_the_fixed_memory() -> None:
     graphs.capture((2,), 64, lambda _: None)
     assert [key.launch for key in graphs._replays] == [(BLOCKS, BLOCKS)]
     assert graphs.replay(2, decodes([5, 6], [3, 4], 1), 2) is not None
+
+
+def test_a_long_models_tables_are_captured_in_a_few_widths() -> None:
+    """Rows of short contexts are launched as if the model were short."""
+    memory = DecodeMemory.of(rows=2, blocks=2000, block_tokens=16, vocab_size=3, device="cpu")
+    seen: list[int] = []
+
+    def forward(step: StepBatch) -> torch.Tensor:
+        seen.append(step.attention.block_tables.shape[1])
+        return torch.zeros((len(step.input_ids), 3))
+
+    graphs = Graphs(
+        memory=memory, forward=forward, launch_key=lambda _: (), recorder=CallRecorder()
+    )
+    graphs.capture((2,), 32000, lambda _: None)
+    assert seen == [256, 1024, 2000]
+    for context, width in ((4096, 256), (4097, 1024), (32000, 2000)):
+        seen.clear()
+        assert graphs.replay(2, decodes([5, 6], [3, context], -(-context // 16)), 2) is not None
+        assert seen == [width]
 
 
 def test_a_backend_whose_numbers_never_repeat_is_refused() -> None:
@@ -296,7 +318,7 @@ def test_graphs_that_cannot_be_are_refused(
 
 
 def test_the_memory_of_a_decode_is_padding_until_a_step_is_taken() -> None:
-    memory = DecodeMemory.of(rows=3, blocks=2, vocab_size=5, device="cpu")
+    memory = DecodeMemory.of(rows=3, blocks=2, block_tokens=16, vocab_size=5, device="cpu")
     step = memory.step(2, 9)
     assert step.attention.context_lengths.tolist() == [1, 1]
     assert step.attention.context_lengths_host == [9, 9]

@@ -37,7 +37,7 @@ def graphs(bench: Bench) -> list[Row]:
             replay()
             replayed = memory.logits[: key.bucket].clone()
             memory.logits[: key.bucket] = torch.nan
-            step = memory.step(key.bucket, 1)
+            step = memory.step(key.bucket, key.width * memory.block_tokens)
             _fill(bench, runner, key.bucket)
             eager = runner._decoder.forward(step, runner._cache)
             rows += key.bucket
