@@ -20,6 +20,7 @@ from time import process_time_ns
 from typing import Any
 
 from bench.machine import StolenTime, describe
+from bench.workload import DEMO_MODEL
 from engine.config import EngineConfig, resolve
 from engine.core import Core
 from engine.device import device_facts
@@ -35,7 +36,6 @@ from telemetry.explain_tiles import model_of, tile_of
 from telemetry.explain_walk import Walk, walk
 from telemetry.records import Fault, Iteration, RequestEnd, RequestStart, StepModel
 
-DEMO_MODEL = Path.home() / ".cache/iterscope/models/SmolLM2-135M-Instruct.Q4_1.gguf"
 NEIGHBOUR_TOKENS = 4000
 SEEDS = 10
 VICTIM, NEIGHBOUR = 1, 2

@@ -4,9 +4,9 @@ Owns the driver alone; bench/drive.py runs it. The same settings for every peer 
 budget of 512 tokens a step, up to 64 sequences, no prefix cache.
 """
 
-from bench.counterfactual import DEMO_MODEL, Recorder
+from bench.counterfactual import Recorder
 from bench.engine import GREEDY, MonotonicClock
-from bench.workload import Job
+from bench.workload import DEMO_MODEL, Job
 from engine.build import build
 from engine.config import EngineConfig
 from engine.messages import Gains, Submit

@@ -16,10 +16,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from bench.counterfactual import DEMO_MODEL, Recorder
+from bench.counterfactual import Recorder
 from bench.floor import decode_s, measure, prefill_s
 from bench.machine import StolenTime, describe
-from bench.workload import FIRST_ID, LAST_ID, mix_lengths
+from bench.workload import DEMO_MODEL, FIRST_ID, LAST_ID, mix_lengths
 from engine.build import build
 from engine.config import EngineConfig
 from engine.core import Core

@@ -21,6 +21,7 @@ from time import monotonic_ns
 from typing import Any
 
 from bench.machine import StolenTime, describe
+from bench.workload import DEMO_MODEL
 from engine.build import build
 from engine.config import BATCHING_MODES, POLICY_NAMES, EngineConfig
 from engine.core import Core
@@ -30,7 +31,6 @@ from telemetry.records import Fault, Iteration, RequestEnd, RequestStart, StepMo
 
 TRACE = Path(__file__).parent / "data" / "azure_conv_200.csv"
 SCALE = 4
-DEMO_MODEL = Path.home() / ".cache/iterscope/models/SmolLM2-135M-Instruct.Q4_1.gguf"
 PROMPT_MAX, OUTPUT_MAX = 400, 96
 
 

@@ -1,120 +1,139 @@
 """Our engine and others on one machine, in one run: each phase in turn on each, round after round.
 
-Each peer is a process (bench/drive.py) that is told phases by lines, so that all see the same
-minutes of a shared machine; what others took of the CPU is measured around each phase, and rounds
-with more than 4 % of it lost are named. Prints medians as a table; --json FILE writes all.
+Each peer of a list (bench/peers.toml) is a process that is told phases by lines, so that all see
+the same minutes of a shared machine. A phase in which others had more than 4 % of it is repeated,
+then kept and named. Prints medians as Markdown, --json FILE writes all runs (bench/peer_table.py).
 
-    python -m bench.peers ours=iterscope:{} ov='openvino@/tmp/ov/bin/python:{"path": "m.gguf"}'
-    python -m bench.peers a='http:{"url": "http://127.0.0.1:8000"}' b='http:{"url": ...}'
+    python -m bench.peers bench/peers.toml --at ~/peers --side process --phases single mix
+    python -m bench.peers bench/peers.toml --at ~/peers --side http --phases mix load:0.9:60
+
+Phases: single, prefill, batch:B, mix, poisson:RATE:SECONDS (requests a second), and
+load:SHARE:SECONDS, arrivals at that share of what the peer itself served in the mix before.
 """
 
 import argparse
 import json
-import subprocess
+import statistics
 import sys
-from dataclasses import dataclass
+import tempfile
 from pathlib import Path
 from typing import Any
 
 from bench.machine import StolenTime, describe
-from bench.workload import medians
+from bench.peer import SIDES, Peer, Running, read
+from bench.peer_table import tables
+from bench.workload import DEMO_MODEL
 
 PHASES = ("single", "prefill", "batch:8", "batch:32", "batch:64", "mix")
 LOST_MAX = 0.04
-ROOT = Path(__file__).parents[1]
+WARM = "batch:4"
 
-
-@dataclass(frozen=True)
-class Peer:
-    """A process that answers phases."""
-
-    name: str
-    process: "subprocess.Popen[str]"
-
-    @classmethod
-    def start(cls, told: str) -> "Peer":
-        """Start NAME=DRIVER[@PYTHON]:{json}."""
-        name, _, rest = told.partition("=")
-        module, _, settings = rest.partition(":")
-        module, _, python = module.partition("@")
-        command = [python or sys.executable, "-m", "bench.drive", f"bench.drive_{module}"]
-        peer = cls(
-            name,
-            subprocess.Popen(
-                [*command, settings or "{}"],
-                cwd=ROOT,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                text=True,
-            ),
-        )
-        peer.answer()
-        return peer
-
-    def answer(self) -> dict[str, Any]:
-        """Return its next line."""
-        assert self.process.stdout is not None
-        line = self.process.stdout.readline()
-        if not line:
-            raise SystemExit(f"{self.name} ended with {self.process.wait()}")
-        found: dict[str, Any] = json.loads(line)
-        return found
-
-    def run(self, phase: str) -> dict[str, Any]:
-        """Return a phase's figures, and what share of the CPU others took meanwhile."""
-        assert self.process.stdin is not None
-        with StolenTime() as stolen:
-            print(phase, file=self.process.stdin, flush=True)
-            found = self.answer()
-        if "error" in found:
-            raise SystemExit(f"{self.name}, {phase}: {found['error']}")
-        return found | {"stolen": stolen.share}
+Runs = list[dict[str, Any]]
 
 
 def main() -> int:
     """Let the peers take turns."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("peers", nargs="+", metavar="NAME=DRIVER[@PYTHON]:{settings}")
-    parser.add_argument("--phases", nargs="*", default=PHASES)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--json", type=Path)
-    flags = parser.parse_args()
-    peers = [Peer.start(told) for told in flags.peers]
-    for peer in peers:
-        peer.run("batch:4")  # warm
-    found: dict[str, dict[str, list[dict[str, Any]]]] = {
-        phase: {peer.name: [] for peer in peers} for phase in flags.phases
-    }
-    with StolenTime() as stolen:
-        for turn in range(flags.rounds):
-            for phase in flags.phases:
-                for peer in peers[turn % len(peers) :] + peers[: turn % len(peers)]:
-                    found[phase][peer.name].append(peer.run(phase))
-    for peer in peers:
-        peer.process.terminate()
-        peer.process.wait()
-    report = table(found)
-    print(report)
+    flags = _flags()
+    with tempfile.TemporaryDirectory() as fresh:
+        places = {
+            "at": str(flags.at.absolute()),
+            "model": str(flags.model),
+            "python": sys.executable,
+            "fresh": fresh,
+        }
+        peers = chosen(read(flags.list, places), flags)
+        log = Path(fresh) / "log"
+        running: list[Running] = []
+        try:
+            for peer in peers:
+                running.append(Running.start(peer, log))
+                running[-1].answer()
+            with StolenTime() as stolen:
+                found = compare(running, flags)
+        except SystemExit:
+            print(log.read_text(errors="replace")[-3000:], file=sys.stderr)
+            raise
+        finally:
+            for one in running:
+                one.stop()
+    told = {peer.name: peer.told for peer in peers}
+    report = {"peers": told, "phases": found} | describe(stolen)
+    print(tables([report]))
     if flags.json:
-        flags.json.write_text(json.dumps({"phases": found} | describe(stolen), indent=1))
+        flags.json.write_text(json.dumps(report, indent=1))
     return 0
 
 
-def table(found: dict[str, dict[str, list[dict[str, Any]]]]) -> str:
-    """Return medians, a line a phase and figure, a column a peer."""
-    names = list(next(iter(found.values())))
-    lines = ["| phase | figure | " + " | ".join(names) + " |", "|---" * (len(names) + 2) + "|"]
-    for phase, by_peer in found.items():
-        middle = {name: medians(runs) for name, runs in by_peer.items()}
-        for figure in middle[names[0]]:
-            if figure == "stolen":
-                continue
-            cells = " | ".join(f"{middle[name][figure]:.4g}" for name in names)
-            lines.append(f"| {phase} | {figure} | {cells} |")
-        lost = sum(run["stolen"] > LOST_MAX for runs in by_peer.values() for run in runs)
-        if lost:
-            lines.append(f"| {phase} | runs with over 4 % of the CPU lost | {lost} | |")
-    return "\n".join(lines)
+def _flags() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("list", type=Path, help="whom to compare, TOML")
+    parser.add_argument("--at", type=Path, default=Path(), help="the others' folder")
+    parser.add_argument("--model", type=Path, default=DEMO_MODEL)
+    parser.add_argument("--side", choices=SIDES, default=SIDES[0])
+    parser.add_argument("--only", nargs="*", default=[], help="peers whose names hold one of these")
+    parser.add_argument("--phases", nargs="*", default=PHASES)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--again", type=int, default=2, help="repeats of a run with too much lost")
+    parser.add_argument("--json", type=Path)
+    return parser.parse_args()
+
+
+def chosen(peers: list[Peer], flags: argparse.Namespace) -> list[Peer]:
+    """Return the peers of the side that was asked for, and of the names."""
+    found = [
+        peer
+        for peer in peers
+        if peer.side == flags.side
+        and (not flags.only or any(part in peer.name for part in flags.only))
+    ]
+    if not found:
+        raise SystemExit(f"no peer {flags.side} with a name like {flags.only}")
+    return found
+
+
+def compare(running: list[Running], flags: argparse.Namespace) -> dict[str, dict[str, Runs]]:
+    """Return runs by phase and peer; who begins changes from round to round."""
+    for one in running:
+        one.run(WARM)
+    found: dict[str, dict[str, Runs]] = {
+        phase: {one.peer.name: [] for one in running} for phase in flags.phases
+    }
+    for turn in range(flags.rounds):
+        for phase in flags.phases:
+            for one in running[turn % len(running) :] + running[: turn % len(running)]:
+                name = one.peer.name
+                told = resolved(phase, found.get("mix", {}).get(name, []))
+                run = quiet_run(one, told, flags.again)
+                found[phase][name].append(run)
+                print(f"{turn} {phase} {name}: {shown(run)}", file=sys.stderr, flush=True)
+    return found
+
+
+def resolved(phase: str, mixes: Runs) -> str:
+    """Return a phase as a driver knows it: a load is a rate of arrivals."""
+    kind, _, rest = phase.partition(":")
+    if kind != "load":
+        return phase
+    share, _, seconds = rest.partition(":")
+    if not mixes:
+        raise SystemExit(f"{phase}: needs the mix before it, to know the rate")
+    rate = float(share) * statistics.median(run["requests_s"] for run in mixes)
+    return f"poisson:{rate:.3f}:{seconds}"
+
+
+def quiet_run(one: Running, phase: str, again: int) -> dict[str, Any]:
+    """Return the first run with little lost, or that with the least of all tries."""
+    tries: Runs = []
+    while len(tries) <= again:
+        tries.append(one.run(phase) | {"phase": phase})
+        if tries[-1]["lost"] <= LOST_MAX:
+            break
+    return min(tries, key=lambda run: run["lost"]) | {"tries": len(tries)}
+
+
+def shown(run: dict[str, Any]) -> str:
+    """Return a run in a line."""
+    return " ".join(f"{k} {v:.4g}" for k, v in run.items() if isinstance(v, float))
 
 
 if __name__ == "__main__":

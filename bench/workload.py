@@ -9,7 +9,9 @@ import math
 import random
 import statistics
 from dataclasses import dataclass, field
+from pathlib import Path
 
+DEMO_MODEL = Path.home() / ".cache/iterscope/models/SmolLM2-135M-Instruct.Q4_1.gguf"
 FIRST_ID, LAST_ID = 300, 49_000
 MIX_REQUESTS, MIX_SEED = 64, 1234
 MIX_PROMPT, MIX_ANSWER = (16, 512), (8, 256)

@@ -2,14 +2,24 @@
 
 import json
 import math
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import gguf
+import numpy as np
 import pytest
 
+from bench.crowd import CrowdTime
+from bench.drive_http import Stream
+from bench.peer import read
+from bench.peer_table import tables
+from bench.peers import resolved
+from bench.requantize import requantize
 from bench.workload import Life, figures, jobs_of, mix_lengths, percentile, poisson
+from tests import tiny
 from tests.servers import Server, serving
 
 
@@ -54,26 +64,141 @@ def test_figures_are_of_the_time_in_which_all_decode() -> None:
     assert percentile([1.0, 2.0, 3.0, 4.0], 0.5) == 2.5
 
 
-def test_an_engine_and_a_server_take_turns(demo_server: Server, tmp_path: Path) -> None:
-    """The real engine in process beside a real server over HTTP."""
-    out = tmp_path / "peers.json"
-    model = demo_server.get("/v1/models").json()["data"][0]["id"]
-    http = json.dumps({"url": demo_server.url, "model": model})
-    command = [sys.executable, "-m", "bench.peers", "engine=iterscope:", f"server=http:{http}"]
-    flags = ["--phases", "batch:2", "--rounds", "2", "--json", str(out)]
-    done = subprocess.run(
-        [*command, *flags], capture_output=True, text=True, timeout=120, check=False
-    )
+def compare(list_of_peers: Path, *flags: str) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "-m", "bench.peers", str(list_of_peers), "--side", "http", *flags]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+
+
+def peer(name: str, url: str, side: str = "http", **settings: object) -> str:
+    """A server that runs already, as a list names it; ours where its name says so."""
+    lines = [f'name = "{name}"', f'side = "{side}"', 'precision = "f32"', 'driver = "http"']
+    told = [f"{key} = {json.dumps(value)}" for key, value in ({"url": url} | settings).items()]
+    ours = f"ours = {json.dumps('ours' in name)}"
+    return "\n".join(["[[peer]]", *lines, ours, "[peer.settings]", *told, ""])
+
+
+def test_peers_of_a_list_take_turns(demo_server: Server, tmp_path: Path) -> None:
+    """One real server, asked as ours and as another's; what ran in process is left out."""
+    listed, out = tmp_path / "peers.toml", tmp_path / "peers.json"
+    url = demo_server.url
+    listed.write_text(peer("ours", url) + peer("other", url) + peer("x", "", side="process"))
+    flags = ["--phases", "batch:2", "poisson:20:0.2", "--rounds", "2", "--again", "0"]
+    done = compare(listed, *flags, "--json", str(out))
     assert done.returncode == 0, done.stderr
-    assert "| batch:2 | tok_s |" in done.stdout
-    runs = json.loads(out.read_text())["phases"]["batch:2"]
-    assert [len(runs[name]) for name in ("engine", "server")] == [2, 2]
-    assert all(run["tok_s"] > 0 for name in runs for run in runs[name])
+    assert "| ours over the best other | | |" in done.stdout.replace("  ", " ")
+    assert "Poisson arrivals for 0.2 s, 20 requests a second:" in done.stdout
+    report = json.loads(out.read_text())
+    assert report["peers"]["ours"]["ours"]
+    for by_peer in report["phases"].values():
+        assert [len(by_peer[name]) for name in ("ours", "other")] == [2, 2]
+        assert all(
+            run["tok_s"] > 0 and run["tries"] == 1 for runs in by_peer.values() for run in runs
+        )
 
 
-def test_a_server_that_refuses_ends_the_comparison(demo_server: Server) -> None:
-    http = json.dumps({"url": demo_server.url, "model": "another"})
-    command = [sys.executable, "-m", "bench.peers", f"server=http:{http}", "--rounds", "1"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+def test_a_server_that_refuses_ends_the_comparison(demo_server: Server, tmp_path: Path) -> None:
+    listed = tmp_path / "peers.toml"
+    listed.write_text(peer("it", demo_server.url, model="another"))
+    done = compare(listed, "--rounds", "1")
     assert done.returncode != 0
-    assert "a request failed: status 404" in done.stderr
+    assert "it: status 404" in done.stderr
+
+
+def test_the_list_that_is_shipped_can_be_read(tmp_path: Path) -> None:
+    peers = read(Path("bench/peers.toml"), {"at": "/others", "model": "m.gguf", "python": "py"})
+    assert {one.side for one in peers if one.ours} == {"process", "http"}
+    assert all(one.perplexity for one in peers if one.ours)
+    assert not any("{at}" in json.dumps(one.settings) for one in peers)
+    wrong = tmp_path / "wrong.toml"
+    wrong.write_text('[[peer]]\nname = "a"\nspeed = 3\n')
+    with pytest.raises(SystemExit, match=r"wrong\.toml is no list of peers: .*speed"):
+        read(wrong, {})
+    wrong.write_text(peer("a", "http://x", side="moon"))
+    with pytest.raises(SystemExit, match="side is one of process, http"):
+        read(wrong, {})
+
+
+def test_a_load_is_a_share_of_what_the_peer_served_in_the_mix() -> None:
+    mixes = [{"requests_s": 8.0}, {"requests_s": 10.0}, {"requests_s": 20.0}]
+    assert resolved("load:0.9:60", mixes) == "poisson:9.000:60"
+    assert resolved("poisson:4.3:60", []) == "poisson:4.3:60"
+    with pytest.raises(SystemExit, match=r"load:0\.9:60: needs the mix before it"):
+        resolved("load:0.9:60", [])
+
+
+def test_what_others_use_of_the_machine_is_told_from_what_a_session_uses() -> None:
+    """The same burning seen from its own session and from another's."""
+    spin = "import time\nwhile time.process_time() < 0.4: pass"
+    with (
+        subprocess.Popen(["sleep", "60"], start_new_session=True) as sleeper,
+        subprocess.Popen([sys.executable, "-c", spin], start_new_session=True) as burner,
+    ):
+        with CrowdTime(burner.pid) as own, CrowdTime(sleeper.pid) as other:
+            os.waitid(os.P_PID, burner.pid, os.WEXITED | os.WNOWAIT)
+        sleeper.kill()
+    assert other.share > own.share
+
+
+def test_an_answer_is_counted_by_what_it_says_of_itself() -> None:
+    """Events that merge tokens, in chunks cut anywhere, as the three servers write them."""
+    events: list[dict[str, object]] = [
+        {"choices": [{"text": "a", "finish_reason": None}]},
+        {"choices": [{"text": "bcd", "finish_reason": None}], "usage": {"completion_tokens": 4}},
+        {"choices": [{"text": "", "finish_reason": None}], "timings": {"predicted_n": 6}},
+        {"choices": [{"text": "", "finish_reason": "length"}], "usage": None},
+    ]
+    head = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+    lines = [f"data: {json.dumps(event)}\n\n".encode() for event in events] + [b"data: [DONE]\n\n"]
+    raw = head + b"".join(b"%x\r\n%s\r\n" % (len(line), line) for line in lines) + b"0\r\n\r\n"
+    for step in (1, 7, len(raw)):
+        stream = Stream(0)
+        gained = [stream.take(raw[at : at + step]) for at in range(0, len(raw), step)]
+        assert (sum(gained), stream.tokens, stream.over) == (6, 6, True)
+        assert step > 7 or [new for new in gained if new] == [1, 3, 2]
+    with pytest.raises(ValueError, match="status 429"):
+        Stream(0).take(b"HTTP/1.1 429 Too Many Requests\r\n\r\nlater")
+
+
+def test_tables_hold_medians_and_say_what_was_disturbed() -> None:
+    """GIVEN two pieces with our runs and another's, THEN one table, ours over the best."""
+    told = {"side": "process", "precision": "int8", "perplexity": 1.0055, "ours": True}
+    other = {"side": "process", "precision": "Q4_0", "perplexity": None, "ours": False}
+    rates = {"a": [90.0, 120.0, 100.0], "b": [40.0, 50.0, 60.0]}
+    latencies = {f"{kind}_p{share}_ms": 10.0 for kind in ("ttft", "itl") for share in (50, 95, 99)}
+    runs = {
+        name: [{"tok_s": rate, "lost": 0.05 if rate == 60 else 0.01} for rate in some]
+        for name, some in rates.items()
+    }
+    arrived = {"a": [{"tok_s": 200.0, "lost": 0.0, "phase": "poisson:4.3:60"} | latencies]}
+    pieces = [
+        {"peers": {"a": told, "b": other}, "phases": {"single": runs}},
+        {"peers": {"a": told}, "phases": {"poisson:4.3:60": arrived}},
+    ]
+    assert tables(pieces).splitlines() == [
+        "| tokens a second | precision | perplexity | one stream | lost |",
+        "|---|---|---|---|---|",
+        "| a | int8 | 1.0055 | 100 (90 to 120) | 1.0 % |",
+        "| b | Q4_0 |  | 50 (40 to 60) | 5.0 %; 1 of 3 over 4 % |",
+        "| ours over the best other |  |  | 2.00 |  |",
+        "",
+        "Poisson arrivals for 60 s, 4.3 requests a second:",
+        "",
+        "|  | precision | perplexity | requests/s | TTFT p50 / p95 / p99, ms |"
+        " ITL p50 / p95 / p99, ms | output tok/s | lost |",
+        "|---|---|---|---|---|---|---|---|",
+        "| a | int8 | 1.0055 | 4.30 | 10 / 10 / 10 | 10 / 10 / 10 | 200 | 0.0 % |",
+    ]
+
+
+def test_a_copy_in_another_type_holds_the_same_numbers(tmp_path: Path) -> None:
+    source = tiny.write_gguf(tmp_path / "tiny.gguf")
+    requantize("bf16", source, tmp_path / "copy.gguf")
+    before, after = gguf.GGUFReader(source), gguf.GGUFReader(tmp_path / "copy.gguf")
+    assert {*before.fields} - {*after.fields} == set()
+    for old, new in zip(before.tensors, after.tensors, strict=True):
+        kind = (
+            gguf.GGMLQuantizationType.F32 if len(old.shape) == 1 else gguf.GGMLQuantizationType.BF16
+        )
+        assert (new.name, new.tensor_type) == (old.name, kind)
+        values = [gguf.quants.dequantize(one.data, one.tensor_type) for one in (old, new)]
+        np.testing.assert_allclose(*values, rtol=2**-8)
