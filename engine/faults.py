@@ -12,7 +12,7 @@ from telemetry.records import Fault
 
 Kind = Literal["memory", "device", "step"]
 LINE_CHARS_MAX = 300
-OUT_OF_MEMORY = ("can't allocate memory", "out of memory")
+OUT_OF_MEMORY = ("can't allocate memory", "out of memory", "STATUS_ALLOC_FAILED")
 DEVICE_LOST = ("CUDA error", "CUBLAS_STATUS", "CUDNN_STATUS", "device-side assert")
 
 

@@ -46,6 +46,7 @@ class OutOfMemoryError(RuntimeError):
         (RuntimeError("CUDA error: an illegal memory access was encountered"), "device"),
         (RuntimeError("CUDA error: device-side assert triggered"), "device"),
         (RuntimeError("CUBLAS_STATUS_EXECUTION_FAILED when calling cublasGemmEx"), "device"),
+        (RuntimeError("CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), "memory"),
         (ValueError("CUDA error"), "step"),
         (RuntimeError("shape mismatch"), "step"),
         (AssertionError(), "step"),

@@ -29,6 +29,9 @@ from engine.spec import ModelSpec
 from engine.step_model import StepTimes
 from telemetry.records import Fault, Iteration, RequestEnd
 
+CROWDED_BYTES = 64 * 2**20
+"""What is left free while memory is taken away."""
+
 OVERHEAD_MAX = 0.02
 """What the record may cost of throughput."""
 
@@ -231,7 +234,31 @@ def memory(bench: Bench) -> list[Row]:
     figure += f", graphs {found.graphs / 2**20:.0f} MiB"
     rows = [Row(part="memory", case="cache beside the model", figure=figure)]
     runner.settle(config)
-    return [*rows, _out_of_memory(bench, config, runner)]
+    return [*rows, _out_of_memory(bench, config, runner), _crowded(bench, config, runner)]
+
+
+def _crowded(bench: Bench, config: EngineConfig, runner: ModelRunner) -> Row:
+    """Take nearly all memory away for real: some may end, the engine may not."""
+    case = "memory is truly gone"
+    if bench.device == "cpu":
+        return Row(part="memory", case=case, figure="a GPU's alone", verdict="skipped")
+    torch.cuda.empty_cache()
+    left = torch.cuda.mem_get_info()[0] - CROWDED_BYTES
+    ballast = torch.empty(max(0, left), dtype=torch.uint8, device=bench.device)
+    crowded, free = Kept(), Kept()
+    _play(core_of(config, runner, crowded), bench)
+    del ballast
+    torch.cuda.empty_cache()
+    _play(core_of(config, runner, free), bench)
+    ended = {end.finish for end in free.ends.values()}
+    lost = sum(end.finish == "error" for end in crowded.ends.values())
+    return Row(
+        part="memory",
+        case=case,
+        figure=f"{len(crowded.faults)} faults, {lost} ended; then {', '.join(sorted(ended))}",
+        aim="then length",
+        verdict="ok" if ended == {"length"} and not free.faults else "bad",
+    )
 
 
 def _out_of_memory(bench: Bench, config: EngineConfig, runner: ModelRunner) -> Row:
@@ -247,6 +274,7 @@ def _out_of_memory(bench: Bench, config: EngineConfig, runner: ModelRunner) -> R
     runner._decoder.forward = failing  # type: ignore[method-assign, assignment]
     kept = Kept()
     _play(core_of(config, runner, kept), bench)
+    runner._decoder.forward = forward  # type: ignore[method-assign]
     ended = {end.finish for end in kept.ends.values()}
     fine = ended == {"length"} and len(kept.faults) == 1
     return Row(
