@@ -11,7 +11,10 @@ import torch
 
 from engine.config import ConfigError
 
-Range = Callable[[str], AbstractContextManager[None]]
+Range = Callable[[int, str], AbstractContextManager[None]]
+"""Opens the range of a step's part."""
+
+NOTHING = nullcontext()
 
 
 def ranges(wanted: bool) -> Range:
@@ -23,8 +26,13 @@ def ranges(wanted: bool) -> Range:
             pass
     except RuntimeError as error:
         raise ConfigError("--nvtx: this PyTorch was built without NVTX (no CUDA)") from error
-    return torch.cuda.nvtx.range
+    return _named
 
 
-def _nothing(name: str) -> AbstractContextManager[None]:  # noqa: ARG001  a range that is none
-    return nullcontext()
+def _named(step: int, part: str) -> AbstractContextManager[None]:
+    found: AbstractContextManager[None] = torch.cuda.nvtx.range(f"step {step}: {part}")
+    return found
+
+
+def _nothing(step: int, part: str) -> AbstractContextManager[None]:  # noqa: ARG001
+    return NOTHING

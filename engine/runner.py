@@ -125,7 +125,7 @@ class ModelRunner:
             self._crowded = False
         batch = self._batches[self._launches % DEPTH]
         self._launches += 1
-        with self._range(f"step {plan.step}: fill {len(plan.requests)} rows"):
+        with self._range(plan.step, "fill"):
             filled = batch.fill(plan, self._config.buckets)
             sampling = sampling_batch(plan, self._spec.eos_ids, self._spec.vocab_size, device)
             extras = self._extras(plan) if plan.histories else Extras()
@@ -250,10 +250,10 @@ class ModelRunner:
         mark = self._timer.begin()
         if filled.unread:
             self._fill_unread(filled)
-        with self._range(f"step {plan.step}: forward"):
+        with self._range(plan.step, "forward"):
             replayed = self._replayed(plan, filled, extras.prompts)
             logits, prompt_scores = replayed or self._forward(filled, extras.prompts)
-        with self._range(f"step {plan.step}: sample"):
+        with self._range(plan.step, "sample"):
             sampled, scores = self._sample(logits, sampling, extras)
         self._timer.end(mark)
         wanted = [number for number, one in zip(plan.requests, plan.samples, strict=True) if one]

@@ -117,7 +117,7 @@ def test_without_a_driver_a_scrape_has_no_gpus_in_it() -> None:
 
 @pytest.mark.skipif(torch.version.cuda is not None, reason="this PyTorch has NVTX")
 def test_ranges_for_profilers_are_refused_where_there_are_none() -> None:
-    with ranges(False)("a step"):
+    with ranges(False)(1, "forward"):
         pass
     with pytest.raises(ConfigError, match="--nvtx: this PyTorch was built without NVTX"):
         ranges(True)
