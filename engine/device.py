@@ -14,7 +14,7 @@ from engine.weights import TORCH_DTYPES, attention_shape
 from kernels import native
 from kernels.base import BackendError
 from kernels.flash_attn import PAGE_TOKENS
-from kernels.native_ops import TILE
+from kernels.native_ops import TILE, threads
 from kernels.native_step import refusal_of as native_refusal
 from kernels.select import choose
 
@@ -24,6 +24,11 @@ def keep_to(cpu: str) -> None:
     if cpu not in native.TARGETS:
         raise ConfigError(f"no kind of CPU {cpu!r}; there are {', '.join(native.TARGETS)}")
     native.keep_to(cpu)
+
+
+def step_profile(on: bool) -> dict[str, int]:
+    """Return where the time of C++ steps went since the last call, ns by part; a bench asks."""
+    return threads().profile(on)
 
 
 def device_name(config: EngineConfig) -> str:

@@ -44,6 +44,10 @@ def _told(logits: torch.Tensor) -> tuple[ctypes.c_int64, ctypes.c_int64]:
     return ctypes.c_int64(logits.shape[1]), ctypes.c_int64(logits.stride(0))
 
 
+STEP_PARTS = ("embedding", "norms", "linear", "attention", "head", "tokens")
+"""enum Section of kernels/cpu/profile.h."""
+
+
 class DescribedWeight(ctypes.Structure):
     """struct Weight of kernels/cpu/linear.h."""
 
@@ -103,6 +107,12 @@ class NativeThreads:
     def functions(self) -> ctypes.CDLL:
         """Return the library."""
         return self._library
+
+    def profile(self, on: bool) -> dict[str, int]:
+        """Return where steps' time went since the last call, ns; from now on it is told or not."""
+        spent_ns = (ctypes.c_int64 * len(STEP_PARTS))()
+        self._library.engine_profile(self.engine, ctypes.c_int32(on), spent_ns)
+        return dict(zip(STEP_PARTS, spent_ns, strict=True))
 
 
 def threads() -> NativeThreads:

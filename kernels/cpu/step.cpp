@@ -12,6 +12,7 @@
 #include "linear.h"
 #include "paged.h"
 #include "pool.h"
+#include "profile.h"
 
 namespace {
 
@@ -73,6 +74,8 @@ inline void norm_row(const float* x, const float* weight, int64_t width, float e
 // One step at a time, on the threads of one pool.
 class Engine {
  public:
+  Profile profile;
+
   explicit Engine(int threads) : pool_(threads) {}
 
   int threads() const { return pool_.threads(); }
@@ -131,14 +134,17 @@ class Engine {
       b_.get(format, most, std::max(model.shape.query_width(), model.hidden));
       c_.get(format, tokens, model.fed);
     }
+    profile.begin();
     pool_.run([&](int id) {
       embed(id, model, ids, tokens);
+      profile.mark(id, EMBEDDING);
       auto last_beat = Clock::now();
       for (size_t i = 0; i < model.layers.size(); ++i) {
         run_layer(id, model, model.layers[i], cache + i * layer_values, tokens);
         if (id == 0 && Clock::now() - last_beat > BEAT) beat(), last_beat = Clock::now();
       }
       score(id, model, wanted, wanted_count, logits);
+      profile.mark(id, HEAD);
     });
   }
 
@@ -150,12 +156,17 @@ class Engine {
   Buffer<float> x_, qkv_;
 
   template <class Each> void each_row(int64_t rows, const Each& each) {
-    if (rows == 1) return each(0);  // to call the others takes longer
-    pool_.run([&](int id) {
-      pool_.share(id, rows, 1, [&](int64_t from, int64_t to) {
-        for (int64_t m = from; m < to; ++m) each(m);
+    profile.begin();
+    if (rows == 1) {
+      each(0);  // to call the others takes longer
+    } else {
+      pool_.run([&](int id) {
+        pool_.share(id, rows, 1, [&](int64_t from, int64_t to) {
+          for (int64_t m = from; m < to; ++m) each(m);
+        });
       });
-    });
+    }
+    profile.mark(0, TOKENS);
   }
 
   // Every tile of a product's outputs; each(m, n, low, high) gets 32 of them from n on.
@@ -231,12 +242,14 @@ class Engine {
   void run_layer(int id, const Model& model, const Layer& layer, bf16* cache, int64_t tokens) {
     const Shape& shape = model.shape;
     const Rows in = normed(id, model, layer.input_norm, layer.qkv, tokens);
+    profile.mark(id, NORMS);
     tiles(id, layer.qkv, in, tokens, [&](int64_t m, int64_t n, Floats low, Floats high) {
       float* to = qkv_.get() + m * shape.width() + n;
       store(to, low);
       store(to + 16, high);
     });
     pool_.barrier();
+    profile.mark(id, LINEAR);
     const Rows attended = b_.get(layer.output.format, tokens, shape.query_width());
     attend_all(id, cache, [&](int64_t m, int64_t count, int64_t head) {
       const int64_t width = shape.group() * shape.dim;
@@ -246,11 +259,15 @@ class Engine {
           attended.store(t, head * width + k, load(heads + k), load(heads + k + 16));
       }
     });
+    profile.mark(id, ATTENTION);
     add_product(id, model, layer.output, attended, tokens);
+    profile.mark(id, LINEAR);
     const Rows again = normed(id, model, layer.post_norm, layer.gate_up, tokens);
+    profile.mark(id, NORMS);
     const Rows fed = c_.get(layer.down.format, tokens, model.fed);
     feed(id, layer.gate_up, again, fed, tokens);
     add_product(id, model, layer.down, fed, tokens);
+    profile.mark(id, LINEAR);
   }
 
   // silu(gate) x up, 32 of each at a time, in the form that the next product reads.
@@ -323,6 +340,13 @@ void engine_step(Engine* engine, const Model* model, bf16* cache, int64_t layer_
                  const int64_t* ids, const int64_t* positions, const int64_t* wanted, int64_t wanted_count,
                  float* logits, void (*beat)()) {
   engine->step(*model, cache, layer_values, *batch, ids, positions, wanted, wanted_count, logits, beat);
+}
+
+// Where steps' time went since the last call, ns by profile.h's parts; from now on it is told or not.
+void engine_profile(Engine* engine, int32_t on, int64_t* spent_ns) {
+  std::copy(engine->profile.spent_ns, engine->profile.spent_ns + SECTIONS, spent_ns);
+  engine->profile = Profile();
+  engine->profile.on = on;
 }
 
 // sizes: hidden, fed, vocabulary. Nothing is copied: what is pointed to must outlive the model.
