@@ -1,14 +1,15 @@
-"""A small experiment for tests, as a program: `python -m tests.lab_bench OUT MODEL [real]`.
+"""A small experiment for tests, as a program: `python -m tests.lab_bench OUT MODEL`.
 
-Owns an experiment of two arms and two rates whose servers parrot on a beat, or with `real` compute
-the tiny model. tests/test_lab.py starts it as a process, so that it can be killed like any.
+Owns an experiment of two arms and two rates whose servers parrot on a beat, and one whose servers
+compute the tiny model. tests/test_lab.py starts the first as a process, to be killed and stopped.
 """
 
 import sys
 from dataclasses import replace
 from pathlib import Path
 
-from bench.lab.experiment import Bench, perform
+from bench.lab.experiment import Bench
+from bench.lab.lab_command import carry_out
 from bench.lab.make import Recipe
 from bench.lab.plan import FACTORS, Plan
 from bench.lab.workload import Slo
@@ -26,12 +27,13 @@ def plan(model: Path) -> Plan:
         fractions=(0.3, 1.2),
         repeats=1,
         seconds=1.0,
-        cut_off_s=1.0,
+        cut_off_s=0.6,
         slo=Slo(500.0, 50.0),
         seed=1,
         max_num_seqs=4,
         capacity_s=0.8,
         warm_up_s=0.2,
+        ceiling_multiples=(5,),
     )
 
 
@@ -52,5 +54,4 @@ def real_bench(out: Path, model: Path) -> Bench:
 
 
 if __name__ == "__main__":
-    make = real_bench if sys.argv[3:] == ["real"] else bench
-    perform(make(Path(sys.argv[1]), Path(sys.argv[2])))
+    sys.exit(carry_out(bench(Path(sys.argv[1]), Path(sys.argv[2]))))

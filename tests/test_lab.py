@@ -10,13 +10,14 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from bench.lab import files
-from bench.lab.experiment import cells, perform
+from bench.lab.experiment import Bench, cells, perform
 from bench.lab.figures import FIGURES
 from bench.lab.result import collect
 from bench.lab.workload import WorkloadError
@@ -32,9 +33,14 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny.write(tmp_path_factory.mktemp("lab") / "tiny")
 
 
-def start(out: Path, model: Path, *more: str) -> "subprocess.Popen[bytes]":
-    command = [sys.executable, "-m", "tests.lab_bench", str(out), str(model), *more]
-    return subprocess.Popen(command, cwd=ROOT, stderr=subprocess.DEVNULL)
+def start(out: Path, model: Path) -> "subprocess.Popen[bytes]":
+    command = [sys.executable, "-m", "tests.lab_bench", str(out), str(model)]
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
+    return subprocess.Popen(command, cwd=ROOT, start_new_session=True, **quiet)
+
+
+def runs_in(out: Path) -> list[Path]:
+    return sorted((out / "runs").glob("*.json.gz"))
 
 
 def servers_of(pid: int) -> list[int]:
@@ -51,41 +57,52 @@ def gone(pid: int) -> bool:
         return True
 
 
-def test_killed_in_the_middle_it_goes_on(model: Path, tmp_path: Path) -> None:
+def test_stopped_or_killed_it_goes_on_from_there(model: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     first = start(out, model)
-    wait(lambda: list((out / "runs").glob("*.json.gz")), 60)
-    left_behind = servers_of(first.pid)
-    assert len(left_behind) == 2
-    first.send_signal(signal.SIGKILL)
-    first.wait(10)
-    done = {path: path.read_bytes() for path in (out / "runs").glob("*.json.gz")}
-    assert 1 <= len(done) < 4
+    wait(lambda: runs_in(out), 60)
+    os.killpg(first.pid, signal.SIGINT)  # as Ctrl-C does
+    _, errors = first.communicate(timeout=60)
+    assert first.returncode == 130, errors.decode()
+    assert b"goes on from here" in errors
+    partial = json.loads((out / "result.json").read_text())
+    assert partial["complete"] is False
+    assert 1 <= partial["runs_done"] < 4
+    assert any("of 4 runs" in note for note in partial["notes"])
+    assert (out / "report.html").exists()
+    done = {path: path.read_bytes() for path in runs_in(out)}
+    second = start(out, model)
+    wait(lambda: len(runs_in(out)) > len(done) or second.poll() is not None, 60)
+    left_behind = servers_of(second.pid)
+    second.kill()
+    _, errors = second.communicate(timeout=10)
+    assert len(left_behind) == 2, errors.decode()
     # What a killed lab leaves would otherwise share the machine with the next one's runs.
     wait(lambda: all(map(gone, left_behind)), 20)
-    bench = lab_bench.bench(out, model)
-    partial = collect(bench, "lab")
-    assert (partial["complete"], partial["runs_done"]) == (False, len(done))
-    assert any("of 4 runs" in note for note in partial["notes"])
-    assert start(out, model).wait(90) == 0
+    done |= {path: path.read_bytes() for path in runs_in(out)}
+    third = start(out, model)
+    _, errors = third.communicate(timeout=90)
+    assert third.returncode == 0, errors.decode()
     assert all(path.read_bytes() == content for path, content in done.items())
-    result = collect(bench, "lab")
-    assert (result["complete"], result["runs_done"], result["starts"]) == (True, 4, 1)
+    _whole(json.loads((out / "result.json").read_text()))
+    with pytest.raises(WorkloadError, match="seed"):
+        perform(_seeded(lab_bench.bench(out, model)), quiet=True)
+
+
+def _whole(result: dict[str, Any]) -> None:
+    """Hold a finished experiment on parrots against what was asked for."""
+    assert (result["complete"], result["runs_done"]) == (True, 4)
     _check_form(result)
-    told = [run["engine"]["run_id"] for run in result["runs"] if run["arm"] == "static"]
-    assert None not in told
-    # Both arms were asked the same; a parrot's tokens depend on nothing else.
+    # Both arms were asked the same at each rate.
     by_rate: dict[float, set[str]] = {}
     for run in result["runs"]:
         by_rate.setdefault(run["fraction"], set()).add(run["workload_digest"])
+        assert run["engine"]["run_id"]
     assert all(len(digests) == 1 for digests in by_rate.values())
-    with pytest.raises(WorkloadError, match="seed"):
-        perform(_seeded(bench), quiet=True)
+    assert result["equality"]["same"] == result["equality"]["checked"] > 0
 
 
-def _seeded(bench: Any) -> Any:
-    from dataclasses import replace
-
+def _seeded(bench: Bench) -> Bench:
     return replace(bench, plan=replace(bench.plan, seed=2))
 
 
@@ -103,8 +120,8 @@ def _check_form(result: dict[str, Any]) -> None:
 
 def test_what_the_engine_recorded_is_what_clients_saw(model: Path, tmp_path: Path) -> None:
     """The real engine in f32: equal answers, and each picture from its own record."""
-    assert start(tmp_path, model, "real").wait(120) == 0
     bench = lab_bench.real_bench(tmp_path, model)
+    perform(bench, quiet=True)
     result = collect(bench, "iterscope lab small")
     _check_form(result)
     equal = result["equality"]
@@ -153,33 +170,6 @@ def _reasked(found: dict[str, Any]) -> None:
         check=True,
     )
     assert json.loads(told.stdout)["rows"] == found["rows"]
-
-
-def test_ctrl_c_keeps_what_was_done_and_reports_it(model: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    program = str(Path(sys.executable).parent / "iterscope")
-    settings = ["--model", str(model), "--out", str(out), "--ids-below", "200", "--repeats", "9"]
-    small = ["--context", "64", "--seconds", "0.6", "--cut-off-s", "0.4", "--rates", "0.5"]
-    arms = ["--arm", "a=--batching continuous", "--arm", "b=--batching continuous"]
-    one_thread = ["--flags", "--dtype f32 --engine-threads 1"]
-    process = subprocess.Popen(
-        [program, "lab", "quick", *settings, *small, *arms, *one_thread],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        start_new_session=True,
-    )
-    try:
-        wait(lambda: len(list((out / "runs").glob("*.json.gz"))) >= 2, 90)
-        os.killpg(process.pid, signal.SIGINT)
-        _, errors = process.communicate(timeout=60)
-    finally:
-        if process.poll() is None:
-            process.kill()
-    assert process.returncode == 130, errors.decode()
-    assert b"goes on from here" in errors
-    result = json.loads((out / "result.json").read_text())
-    assert 2 <= result["runs_done"] < result["runs_planned"] == 18
-    assert (out / "report.html").exists()
 
 
 @pytest.mark.parametrize(

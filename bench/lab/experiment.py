@@ -272,7 +272,9 @@ def _measure_ceiling(bench: Bench, capacity: dict[str, Any], shown: Shown) -> No
     if not path.exists():
         shown.says("measuring how much the generator itself can send")
         top = max(bench.plan.fractions) * capacity["requests_s"]
-        write_json(path, ceiling(bench.plan.recipe, top, bench.out / "scratch"))
+        plan = bench.plan
+        found = ceiling(plan.recipe, top, bench.out / "scratch", plan.ceiling_multiples)
+        write_json(path, found)
 
 
 def _compare_answers(bench: Bench, block: list[Cell], workload: Workload, asked: Served) -> None:

@@ -123,17 +123,22 @@ def _experiment(flags: argparse.Namespace) -> int:
     plan = plan_from(flags)
     out = flags.out or Path("iterscope-lab") / plan.name
     bench = Bench(out=out.expanduser(), plan=plan, programs={})
+    return carry_out(bench, beside=flags.json, quiet=flags.quiet)
+
+
+def carry_out(bench: Bench, *, beside: Path | None = None, quiet: bool = False) -> int:
+    """Do what is left of an experiment and report all that is done; return the exit code."""
     code, trouble = DONE, ""
     with _terminated_like_interrupted():
         try:
-            perform(bench, quiet=flags.quiet)
+            perform(bench, quiet=quiet)
         except KeyboardInterrupt:
             code, trouble = INTERRUPTED, "stopped; the same command goes on from here"
         except ServerFailed as error:
             code, trouble = WRONG, str(error)
     done = list((bench.out / "runs").glob("*.json.gz"))
     if done:
-        _write(bench, flags.json, shlex.join(["iterscope", *sys.argv[1:]]))
+        _write(bench, beside, shlex.join(["iterscope", *sys.argv[1:]]))
     return _refuse(trouble, code) if trouble else DONE
 
 

@@ -13,7 +13,7 @@ from bench.lab.plan import Plan
 from bench.lab.record import decode_steps, idle_of
 from bench.workload import percentile
 
-STEPS_SHOWN_MAX = 4000
+STEPS_SHOWN_MAX = 2000
 STEPS_MIN = 5
 """Of one batch size, below which its median says little."""
 
@@ -41,12 +41,16 @@ def timelines(wholes: Wholes, plan: Plan) -> list[dict[str, Any]]:
                 found.append(
                     _where(run)
                     | {
-                        "begin_ms": [(ns - from_ns) / 1e6 for ns in steps["begin_at_ns"][every]],
-                        "end_ms": [(ns - from_ns) / 1e6 for ns in steps["end_at_ns"][every]],
+                        "begin_ms": _since(steps["begin_at_ns"][every], from_ns),
+                        "end_ms": _since(steps["end_at_ns"][every], from_ns),
                     }
                     | {name: steps[name][every] for name in (*columns, "decode_tokens")}
                 )
     return found
+
+
+def _since(instants_ns: list[int], from_ns: int) -> list[float]:
+    return [round((at_ns - from_ns) / 1e6, 2) for at_ns in instants_ns]
 
 
 def _where(run: dict[str, Any]) -> dict[str, Any]:

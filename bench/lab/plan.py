@@ -80,6 +80,7 @@ class Plan:
     attainment_min: float = 0.9
     capacity_s: float = 8.0
     warm_up_s: float = 2.0
+    ceiling_multiples: tuple[int, ...] = (5, 10, 20)
     fresh_servers: bool = True
 
     @property
@@ -153,6 +154,7 @@ def quick(model: str, ids_below: int) -> Plan:
         max_num_seqs=16,
         capacity_s=4.0,
         warm_up_s=1.0,
+        ceiling_multiples=(5, 10),
         fresh_servers=False,
     )
 
@@ -169,6 +171,7 @@ def full(model: str, ids_below: int) -> Plan:
         slo=Slo(1000.0, 60.0),
         capacity_s=12.0,
         warm_up_s=2.0,
+        ceiling_multiples=(5, 10, 20),
         fresh_servers=True,
     )
 
