@@ -22,7 +22,7 @@ from bench.machine import StolenTime, describe
 from bench.workload import DEMO_MODEL, FIRST_ID, LAST_ID, mix_lengths
 from engine.build import build
 from engine.config import EngineConfig
-from engine.core import Core
+from engine.core import Core, Emit
 from engine.device import keep_to
 from engine.messages import SamplingParams, Submit
 from engine.spec import read_spec
@@ -44,7 +44,9 @@ class MonotonicClock:
 class Bench:
     """A warm engine, and the numbers of the requests that it was given."""
 
-    def __init__(self, dtype: str, backend: str, threads: int | None) -> None:
+    def __init__(
+        self, dtype: str, backend: str, threads: int | None, emit: Emit | None = None
+    ) -> None:
         config = EngineConfig(
             model=str(DEMO_MODEL),
             dtype=dtype,
@@ -56,7 +58,10 @@ class Bench:
         )
         self.recorder = Recorder()
         self.core, self.run = build(
-            config, emit=self.recorder, clock=MonotonicClock(), progress=lambda *_: None
+            config,
+            emit=emit or self.recorder,
+            clock=MonotonicClock(),
+            progress=lambda *_: None,
         )
         self._number = 0
         self._random = random.Random(7)

@@ -56,7 +56,6 @@ class Recorded:
 
 def record(tokens: int) -> Recorded:
     """Let 64 streams decode so many tokens; return what the engine sent."""
-    bench = Bench("auto", "auto", None)
     context = zmq.Context()
     ends = []
     for name in ("control", "records"):
@@ -68,7 +67,7 @@ def record(tokens: int) -> Recorded:
         there.connect(f"inproc://{name}")
         ends.append((here, there))
     (control, control_end), (records, records_end) = ends
-    bench.core._emit = Outbox(control_end, records_end)
+    bench = Bench("auto", "auto", None, Outbox(control_end, records_end))
     for _ in range(ROWS):
         bench.add(16, tokens)
     bench.core.wake()
