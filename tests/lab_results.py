@@ -18,18 +18,20 @@ FRACTIONS = (0.2, 0.5, 0.8, 0.95, 1.1, 1.4)
 REPEATS = 3
 
 
-def result(arms: tuple[str, ...] = ARMS, seed: int = 1) -> dict[str, Any]:
+def result(
+    arms: tuple[str, ...] = ARMS, seed: int = 1, fractions: tuple[float, ...] = FRACTIONS
+) -> dict[str, Any]:
     """Return the made-up result."""
     pick = random.Random(seed)
     values = {
         (arm, fraction): [_figures(arm, fraction, pick) for _ in range(REPEATS)]
         for arm in arms
-        for fraction in FRACTIONS
+        for fraction in fractions
     }
     compared = [
         _comparison(figure, arm, arms[0], fraction, values)
         for figure in FIGURES
-        for fraction in FRACTIONS
+        for fraction in fractions
         for arm in arms[1:]
     ]
     return {
@@ -39,15 +41,15 @@ def result(arms: tuple[str, ...] = ARMS, seed: int = 1) -> dict[str, Any]:
         "runs_planned": 54,
         "runs_done": 54,
         **_ground(arms),
-        "rates": [{"fraction": f, "requests_s": f * CAPACITY} for f in FRACTIONS],
-        "runs": [_run(arm, f, r, pick) for f in FRACTIONS for r in range(REPEATS) for arm in arms],
+        "rates": [{"fraction": f, "requests_s": f * CAPACITY} for f in fractions],
+        "runs": [_run(arm, f, r, pick) for f in fractions for r in range(REPEATS) for arm in arms],
         "figures": {
             name: {"title": one.title, "unit": one.unit, "better": one.better}
             for name, one in FIGURES.items()
         },
-        "curves": [_curve(arm, f, values[arm, f]) for arm in arms for f in FRACTIONS],
+        "curves": [_curve(arm, f, values[arm, f]) for arm in arms for f in fractions],
         "comparisons": compared,
-        "operating_points": [_point(arm, values) for arm in arms],
+        "operating_points": [_point(arm, values, fractions) for arm in arms],
         "at_slo": [_at_slo(arm, arms[0]) for arm in arms[1:]],
         "hypotheses": _hypotheses(arms),
         "equality": {
@@ -60,11 +62,11 @@ def result(arms: tuple[str, ...] = ARMS, seed: int = 1) -> dict[str, Any]:
                 | {"allowed": True}
             ],
         },
-        "timelines": [timeline(arm, f, pick) for arm in arms for f in (0.2, 0.5, 0.95, 1.4)],
+        "timelines": [timeline(arm, f, pick) for arm in arms for f in fractions if f != 0.8],
         "rounds": [rounds(arm) for arm in arms],
         "step_time": [step_time(arms[0], pick)],
-        "waits": [_waits(arm, f) for f in FRACTIONS for arm in arms],
-        "static_lost": [_lost(arm, f) for f in FRACTIONS for arm in arms[1:]],
+        "waits": [_waits(arm, f) for f in fractions for arm in arms],
+        "static_lost": [_lost(arm, f) for f in fractions for arm in arms[1:]],
         "generator": {
             "top_rate_requests_s": 6.4,
             "late_ms_max": 3.1,
@@ -147,8 +149,8 @@ def _comparison(
     }
 
 
-def _point(arm: str, values: Any) -> dict[str, Any]:
-    best = max(FRACTIONS, key=lambda f: fmean(v["goodput_requests_s"] for v in values[arm, f]))
+def _point(arm: str, values: Any, fractions: tuple[float, ...]) -> dict[str, Any]:
+    best = max(fractions, key=lambda f: fmean(v["goodput_requests_s"] for v in values[arm, f]))
     good = fmean(one["goodput_requests_s"] for one in values[arm, best])
     return {
         "arm": arm,

@@ -73,7 +73,9 @@ def run_tune_command(flags: argparse.Namespace) -> int:
     console = Console(stderr=True, highlight=False)
     try:
         with tempfile.TemporaryDirectory(prefix="iterscope-tune-") as folder:
-            found = tune(flags, Path(folder), lambda line: console.print(line, markup=False))
+            found = tune(
+                flags, Path(folder), lambda line: console.print(line, markup=False, soft_wrap=True)
+            )
     except (WorkloadError, ValueError) as error:
         print(f"iterscope: tune: {error}", file=sys.stderr)
         return MISUSE

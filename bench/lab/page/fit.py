@@ -67,10 +67,10 @@ def in_words(arm: dict[str, Any]) -> str:
     """Return the fitted line as a formula with its error."""
     fit = arm.get("fit")
     if not fit:
-        return f"{arm['arm']}: too few sizes to fit a line."
+        return f"With {arm['arm']} there were too few sizes to fit a line."
     line = f"T(B) = {plain(fit['fixed_ms'])} ms + {plain(fit['row_ms'])} ms {TIMES} B"
     error = fit.get("error_share")
     off = "" if error is None else f", off by {valued(error, 'share')} in the mean"
     knee = fit.get("knee_rows")
     where = "" if knee is None else f"; the knee is at B = {short(round(knee, 1))}"
-    return f"{arm['arm']}: {line}{off}{where}."
+    return f"With {arm['arm']}, {line}{off}{where}."
