@@ -16,9 +16,11 @@ import torch
 
 from engine.config import ConfigError, EngineConfig, resolve
 from engine.device import device_facts, device_name
+from engine.kernel_table import rates_of
 from engine.spec import ModelSpec
 from engine.weights import TORCH_DTYPES, attention_shape
 from kernels.base import BackendError
+from kernels.measured import Rates
 from kernels.select import choose, refusals_of
 
 COPY_BYTES = {"cpu": 2**28, "cuda": 2**30}
@@ -70,6 +72,13 @@ def kernels_report(config: EngineConfig, spec: ModelSpec) -> dict[str, dict[str,
         block_tokens=config.block_size or facts.block_tokens,
     )
     return {"attention_backends": backends, "ops": ops}
+
+
+def products_report(config: EngineConfig, spec: ModelSpec) -> dict[str, Rates]:
+    """Return how fast this model's weights are multiplied here, by type; nothing on a GPU."""
+    if device_name(config) != "cpu":
+        return {}
+    return {dtype: rates_of(dtype, spec) for dtype in TORCH_DTYPES}
 
 
 def chosen(config: EngineConfig, spec: ModelSpec) -> dict[str, Any]:

@@ -46,7 +46,7 @@ def load(spec: ModelSpec, config: EngineConfig, ops: Ops, progress: Progress) ->
     if not isinstance(ops, KeptOps):
         parts = read_parts(spec, config.dtype, device, ops.pack, progress)
         return assembled(spec, parts, positions, device)
-    folder = _folder(config)
+    folder = kept_folder(config)
     path = None if folder is None else folder / _name(spec, config.dtype, ops)
     kept = None if path is None else _kept(path, spec.layers, ops, config, progress)
     if kept is None:
@@ -70,7 +70,7 @@ def _refuse_without_4_bits(spec: ModelSpec, parts: WeightParts, ops: KeptOps) ->
     )
 
 
-def _folder(config: EngineConfig) -> Path | None:
+def kept_folder(config: EngineConfig) -> Path | None:
     """Return the folder of kept files, made if need be; None where it is not ours alone."""
     if config.packed_cache is None or not config.packed_cache_bytes:
         return None

@@ -15,6 +15,7 @@ from engine import packed
 from engine.batch import Filled, PackedBatch
 from engine.config import ConfigError, EngineConfig
 from engine.graphs import CallRecorder, CudaRecorder, DecodeMemory, Graphs
+from engine.kernel_table import fitted
 from engine.logprobs import (
     ScoredPrompts,
     Scores,
@@ -113,6 +114,7 @@ class ModelRunner:
             )
         except BackendError as error:
             raise ConfigError(f"--attention-backend: {error}") from error
+        choice = fitted(choice, config, spec)
         with torch.inference_mode():
             weights = packed.load(spec, config, choice.ops, progress)
             return cls(config=config, spec=spec, weights=weights, choice=choice, beat=beat)

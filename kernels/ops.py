@@ -23,8 +23,10 @@ class TorchOps(TorchChooser):
     name = "torch"
 
     def supports(self, device: str, dtype: torch.dtype) -> str | None:
-        """Return None: these ops serve everywhere."""
-        return None
+        """Return None: these ops serve everywhere, in any floating point."""
+        if dtype.is_floating_point:
+            return None
+        return f"computes in floating point, not in {str(dtype).removeprefix('torch.')}"
 
     def pack(self, weight: torch.Tensor) -> PackedWeight:
         """Return the weight itself."""

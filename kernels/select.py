@@ -186,6 +186,20 @@ def refusals_of(
     return backends, ops
 
 
+def serving(device: str, dtype: torch.dtype) -> dict[str, Ops]:
+    """Return every set of ops that serves, by name, in the table's order."""
+
+    def supports(it: Ops) -> str | None:
+        return it.supports(device, dtype)
+
+    found: dict[str, Ops] = {}
+    for entry, load in OPS:
+        ops = tried(load, supports, other_device=_other_device(entry, device))
+        if not isinstance(ops, str):
+            found[entry] = ops
+    return found
+
+
 def _other_device(entry: str, device: str) -> str | None:
     needed = ONLY_ON.get(entry, device)
     return None if needed == device else f"runs on {needed.upper()}, not on {device}"

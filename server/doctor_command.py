@@ -99,10 +99,16 @@ def _spec(path: str, *, asked: bool, wrong: list[str]) -> ModelSpec:
 
 def _engine(config: EngineConfig, spec: ModelSpec, wrong: list[str]) -> dict[str, Any]:
     """Return device, kernels and choice; torch is loaded here, as nowhere else in server/."""
-    from engine.diagnosis import chosen, device_report, kernels_report  # noqa: PLC0415
+    from engine.diagnosis import (  # noqa: PLC0415
+        chosen,
+        device_report,
+        kernels_report,
+        products_report,
+    )
 
     try:
         report = {"device": device_report(config), **kernels_report(config, spec)}
+        report["products_gflop_s"] = products_report(config, spec)
         return report | {"model": spec.path or None, "auto": chosen(config, spec)}
     except ConfigError as error:
         wrong.append(str(error))
@@ -157,6 +163,10 @@ def _lines(report: dict[str, Any]) -> list[tuple[str, str]]:
     for kind in ("attention_backends", "ops"):
         for name, reason in report.get(kind, {}).items():
             lines.append((f"{kind.replace('_', ' ')}: {name}", reason or "would serve"))
+    for dtype, rates in report.get("products_gflop_s", {}).items():
+        for shape, found in rates.items():
+            told = (f"{name} {' '.join(f'{rate:.0f}' for rate in found[name])}" for name in found)
+            lines.append((f"products: {dtype} {shape}", ", ".join(told) + " GFLOP/s"))
     if auto := report.get("auto"):
         names = ("device", "dtype", "attention_backend", "max_model_len", "kv_blocks")
         more = ("max_num_seqs", "max_num_batched_tokens", "engine_threads")
