@@ -17,7 +17,7 @@ from kernels.choose import Drawn
 from kernels.ops import TorchOps
 
 ROWS = (1, 8, 64)
-VALUES_MAX = 2**20
+VALUES_MAX = 2**19
 """Weights of the slice that is multiplied: more outputs are the same again."""
 VALUES_MIN = 2**17
 """A weight of fewer is not worth a choice."""

@@ -3,6 +3,7 @@
 Each test runs once for every target of kernels/native.py that this machine's CPU can run.
 """
 
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -257,6 +258,22 @@ def test_a_step_in_4_bits_is_one_of_few_rows_in_8(tmp_path: Path) -> None:
         logits[ops.name] = torch.cat([model.forward(step, cache) for step in steps])
     off = logits["native-int4"] - logits["native-int8"]
     assert off.norm() / logits["native-int8"].norm() < 2e-2
+
+
+@torch.inference_mode()
+def test_a_step_tells_where_its_time_went_if_it_is_asked(tmp_path: Path) -> None:
+    model, weights = decoder(tiny.write(tmp_path / "tiny", shape=SHAPE), "int8")
+    cache = NativeBackend(threads()).allocate_kv(weights.shape, 9, 16, torch.bfloat16, "cpu")
+    threads().profile(on=True)
+    began_ns = time.perf_counter_ns()
+    for _ in range(3):
+        model.forward(step_of([5] * 40), cache)
+    spent_ns = time.perf_counter_ns() - began_ns
+    parts = threads().profile(on=False)
+    assert all(parts[name] > 0 for name in ("norms", "linear", "attention", "head"))
+    assert sum(parts.values()) < spent_ns
+    model.forward(step_of([5] * 40), cache)
+    assert not any(threads().profile(on=False).values())
 
 
 @torch.inference_mode()
