@@ -5,6 +5,7 @@ decodes, then prompts up to the budget, without the server. Threads, budget and 
 that ours gets; the next token is found by numpy, faster than by llama.cpp's own samplers.
 """
 
+import heapq
 import os
 from dataclasses import dataclass
 
@@ -55,7 +56,7 @@ class Context:
     def poll(self) -> list[tuple[int, int]]:
         """Make one step."""
         while self._waiting and self._free:
-            self._slots[self._free.pop()] = self._waiting.pop(0)
+            self._slots[heapq.heappop(self._free)] = self._waiting.pop(0)
         if not self._slots:
             return []
         self._batch.n_tokens = 0
@@ -65,8 +66,8 @@ class Context:
         return [self._sample(slot, row) for slot, row in sampled]
 
     def _in_order(self) -> list[int]:
-        """Return the slots, those that decode first."""
-        return sorted(self._slots, key=lambda slot: len(self._slots[slot].tokens) > 1)
+        """Return the slots, those that decode first; llama.cpp computes neighbours together."""
+        return sorted(self._slots, key=lambda slot: (len(self._slots[slot].tokens) > 1, slot))
 
     def _place(self, slot: int) -> tuple[int, int] | None:
         """Put what fits of a slot into the batch; return (slot, row) where a token is due."""
@@ -94,7 +95,7 @@ class Context:
         sequence.wanted -= 1
         if not sequence.wanted:
             del self._slots[slot]
-            self._free.append(slot)
+            heapq.heappush(self._free, slot)
             memory = lib.llama_get_memory(self._context)
             lib.llama_memory_seq_rm(memory, slot, -1, -1)
         return sequence.number, 1

@@ -26,7 +26,7 @@ from bench.workload import DEMO_MODEL
 
 PHASES = ("single", "prefill", "batch:8", "batch:32", "batch:64", "mix")
 LOST_MAX = 0.04
-WARM = "batch:4"
+WARM = "batch:2"
 
 Runs = list[dict[str, Any]]
 

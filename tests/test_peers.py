@@ -82,11 +82,11 @@ def test_peers_of_a_list_take_turns(demo_server: Server, tmp_path: Path) -> None
     listed, out = tmp_path / "peers.toml", tmp_path / "peers.json"
     url = demo_server.url
     listed.write_text(peer("ours", url) + peer("other", url) + peer("x", "", side="process"))
-    flags = ["--phases", "batch:2", "poisson:20:0.2", "--rounds", "2", "--again", "0"]
+    flags = ["--phases", "batch:1", "poisson:20:0.1", "--rounds", "2", "--again", "0"]
     done = compare(listed, *flags, "--json", str(out))
     assert done.returncode == 0, done.stderr
     assert "| ours over the best other | | |" in done.stdout.replace("  ", " ")
-    assert "Poisson arrivals for 0.2 s, 20 requests a second:" in done.stdout
+    assert "Poisson arrivals for 0.1 s, 20 requests a second:" in done.stdout
     report = json.loads(out.read_text())
     assert report["peers"]["ours"]["ours"]
     for by_peer in report["phases"].values():
