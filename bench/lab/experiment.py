@@ -78,7 +78,7 @@ def perform(bench: Bench, *, quiet: bool = False) -> None:
 
 def agree(bench: Bench) -> None:
     """Write the plan, or hold it against the one that is there; raises WorkloadError."""
-    asked = msgspec.to_builtins(bench.plan)
+    asked = msgspec.json.decode(msgspec.json.encode(bench.plan))  # as the file has it
     path = bench.out / "plan.json"
     if path.exists():
         there = read_json(path)
