@@ -26,14 +26,14 @@ def plan(model: Path) -> Plan:
         arms=FACTORS["modes"][:2],
         fractions=(0.3, 1.2),
         repeats=1,
-        seconds=1.0,
-        cut_off_s=0.6,
+        seconds=0.6,
+        cut_off_s=0.4,
         slo=Slo(500.0, 50.0),
         seed=1,
         max_num_seqs=4,
-        capacity_s=0.8,
+        capacity_s=0.5,
         warm_up_s=0.2,
-        ceiling_multiples=(5,),
+        ceiling_multiples=(),
     )
 
 
@@ -48,6 +48,7 @@ def real_bench(out: Path, model: Path) -> Bench:
     of = replace(
         plan(model),
         fractions=(1.0,),
+        seconds=1.0,
         flags=("--dtype", "f32", "--engine-threads", "1"),
     )
     return Bench(out=out, plan=of, programs={})

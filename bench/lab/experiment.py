@@ -269,7 +269,7 @@ def _full_slots(bench: Bench, served: Served, number: int) -> dict[str, Any]:
 
 def _measure_ceiling(bench: Bench, capacity: dict[str, Any], shown: Shown) -> None:
     path = bench.out / "ceiling.json"
-    if not path.exists():
+    if bench.plan.ceiling_multiples and not path.exists():
         shown.says("measuring how much the generator itself can send")
         top = max(bench.plan.fractions) * capacity["requests_s"]
         plan = bench.plan

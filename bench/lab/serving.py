@@ -22,7 +22,8 @@ PROGRAM = ("-m", "server.cli")
 WITH_PARENT = (
     "import ctypes, os, signal, sys\n"
     "if sys.platform == 'linux': ctypes.CDLL(None).prctl(1, signal.SIGTERM)\n"
-    "os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
+    "if os.getppid() != int(sys.argv[1]): sys.exit('the lab is gone')\n"
+    "os.execv(sys.executable, [sys.executable, *sys.argv[2:]])"
 )
 """PR_SET_PDEATHSIG outlives exec: the server is told to end when the lab's own thread is gone."""
 
@@ -92,7 +93,7 @@ def serving(
     with log.open("ab") as output:
         begin = output.tell()
         process = subprocess.Popen(
-            [sys.executable, "-c", WITH_PARENT, *program, *settings],
+            [sys.executable, "-c", WITH_PARENT, str(os.getpid()), *program, *settings],
             stdout=output,
             stderr=subprocess.STDOUT,
             stdin=subprocess.DEVNULL,
