@@ -65,13 +65,16 @@ def _flash_attn_tokens(spec: ModelSpec, dtype: torch.dtype) -> int:
 
 
 def _fastest_dtype(config: EngineConfig, spec: ModelSpec) -> str:
-    """Return int8 where C++ serves, whose perplexity is within 1 % (bench/quality.py), else f32.
+    """Return int8 where C++ serves a llama, whose perplexity is within 1 % (bench/quality.py).
 
+    Of other models int8's cost is not known: bf16 where C++ serves, else f32.
     Without C++, bf16 is a little faster than f32 and changes every answer with its neighbours.
     """
     asked = config.attention_backend in ("auto", "native", "per_request")
     in_tiles = spec.hidden % TILE == 0 and spec.intermediate % TILE == 0
     if not asked or not in_tiles:
         return "f32"
-    refused = native_refusal(attention_shape(spec), "cpu", torch.int8, config.block_size)
-    return "f32" if refused else "int8"
+    shape = attention_shape(spec)
+    if native_refusal(shape, "cpu", torch.int8, config.block_size):
+        return "f32"
+    return "bf16" if shape.beyond else "int8"

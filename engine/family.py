@@ -52,7 +52,8 @@ class Form:
     def beyond(self) -> tuple[str, ...]:
         """Return, in words, what of it is outside attention and no llama's."""
         words = {
-            "biases": self.qkv_bias or self.output_bias,
+            "biases": self.qkv_bias,
+            "a bias of attention's output": self.output_bias,
             "norms of heads": self.head_norms,
             "norms of what layers add": self.out_norms,
             "gelu": self.activation != "silu",

@@ -16,6 +16,7 @@ from kernels.base import (
     Beat,
     Cache,
     DecoderWeights,
+    LayerWeights,
     PackedWeight,
     Prepared,
     StepBatch,
@@ -25,6 +26,8 @@ from kernels.native_ops import TILE, DescribedWeight, NativeThreads, NativeWeigh
 
 UNIT_TOKENS = 16
 HEAD_DIM_MAX = 256
+COMPUTED = ("biases", "norms of heads")
+"""What of engine/family.py's words C++ knows: biases of qkv, and norms before rope."""
 _BEAT = ctypes.CFUNCTYPE(None)
 
 
@@ -64,8 +67,8 @@ def refusal_of(
     shape: AttentionShape, device: str, dtype: torch.dtype, block_tokens: int
 ) -> str | None:
     """Return why C++ cannot serve a model with this attention, None if it can."""
-    if more := beyond_a_llama(shape):
-        return f"computes llamas alone; this model has {', '.join(more)}"
+    if more := [what for what in beyond_a_llama(shape) if what not in COMPUTED]:
+        return f"computes llamas and Qwens; this model has {', '.join(more)}"
     if shape.head_dim % TILE or shape.head_dim > HEAD_DIM_MAX:
         return f"head dimension {shape.head_dim} is not 32, 64, ... {HEAD_DIM_MAX}"
     if shape.heads // shape.kv_heads > UNIT_TOKENS:
@@ -192,6 +195,12 @@ class NativeBackend:
             self._kept.append(kept)
             return ctypes.c_void_p(kept.data_ptr())
 
+        def more(layer: LayerWeights) -> ctypes.Array[ctypes.c_void_p]:
+            told = (layer.qkv_bias, layer.query_norm, layer.key_norm)
+            return (ctypes.c_void_p * len(told))(
+                *(None if one is None else floats(one).value for one in told)
+            )
+
         def described(*parts: PackedWeight) -> ctypes.Array[DescribedWeight]:
             assert all(isinstance(part, NativeWeight) for part in parts)
             told = [part.described() for part in parts if isinstance(part, NativeWeight)]
@@ -209,7 +218,7 @@ class NativeBackend:
         self._model = ctypes.c_void_p(model)
         for layer in weights.layers:
             functions.model_add_layer(
-                *(self._model, floats(layer.input_norm), floats(layer.post_norm)),
+                *(self._model, floats(layer.input_norm), floats(layer.post_norm), more(layer)),
                 described(layer.qkv, layer.output, layer.gate_up, layer.down),
             )
         return self._model

@@ -118,11 +118,11 @@ MODELS: dict[str, Made] = {
 }
 
 
-def oracle(name: str) -> Any:
+def oracle(name: str, **sizes: int) -> Any:
     """Return the model in transformers, with plain attention and random weights."""
     made = MODELS[name]
     config_name = made.family + ("TextConfig" if made.family == "Gemma3" else "Config")
-    config = getattr(transformers, config_name)(**SIZES | made.config)
+    config = getattr(transformers, config_name)(**SIZES | made.config | sizes)
     config._attn_implementation = "eager"
     model = getattr(transformers, made.family + "ForCausalLM")(config)
     draw = torch.Generator().manual_seed(7)

@@ -22,7 +22,7 @@ from kernels.native_ops import NativeInt4Ops, NativeInt8Ops, NativeOps, threads
 from kernels.native_step import NativeBackend, NativeCache
 from kernels.ops import TorchOps
 from kernels.reference import ReferenceBackend
-from tests import tiny
+from tests import families, tiny
 from tests.oracle import step_of, weights_of
 from tests.test_kernels import MIXED, Scene, attend, batch_of, dense, packed, scene, write_past
 
@@ -206,6 +206,26 @@ def test_a_step_is_the_model(tmp_path: Path, dtype: str, times: float, count: in
     in_parts = model.logits(model.hidden(step, kv), step.sample_tokens)
     assert (in_parts - logits).norm() / expected.norm() < tolerance
     assert packed_weights.embedding.dtype == torch.bfloat16
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize(("dtype", "times"), [("bf16", 1.5), ("int8", 6.0)])
+@pytest.mark.parametrize("name", ["qwen2", "qwen3"])
+def test_a_step_of_a_qwen_is_the_model(tmp_path: Path, name: str, dtype: str, times: float) -> None:
+    """Biases of queries, keys and values, norms of heads: a prompt whole, in chunks, by tokens."""
+    model = families.oracle(name, num_attention_heads=2, num_key_value_heads=1, head_dim=32)
+    path = families.write(tmp_path / "model", model)
+    tokens = [(7 * i + 3) % 310 for i in range(40)]
+    expected, rounded = (in_torch(path, step_of(tokens), kind) for kind in ("f32", "bf16"))
+    tolerance = times * (rounded - expected).norm() / expected.norm()
+    native_model, weights = decoder(path, dtype)
+    backend = NativeBackend(threads())
+    assert backend.supports(weights.shape, "cpu", torch.bfloat16, 16) is None
+    for rows in (40, 1, 7):
+        cache = backend.allocate_kv(weights.shape, 9, 16, torch.bfloat16, "cpu")
+        steps = [text_step(tokens, first, rows, 16) for first in range(0, 40, rows)]
+        logits = torch.cat([native_model.forward(step, cache) for step in steps])
+        assert (logits - expected).norm() / expected.norm() < tolerance
 
 
 @torch.inference_mode()

@@ -125,7 +125,7 @@ def test_layers_differ_by_their_windows() -> None:
         ({"windows": (8, 0)}, "a window of 8 tokens"),
         ({"cap": 50.0}, "a cap on scores"),
         ({"scale": 0.5}, "scores scaled by 0.5"),
-        ({"beyond": ("biases", "norms of heads")}, "biases, norms of heads"),
+        ({"beyond": ("biases", "gelu", "two ropes")}, "this model has gelu, two ropes"),
     ],
 )
 def test_cpp_refuses_what_it_does_not_compute(values: dict[str, object], cause: str) -> None:

@@ -12,6 +12,22 @@ inline void rotate(const float* x, const float* turns, int64_t dim, float times,
   for (int64_t d = 0; d < dim; d += 16) store(out + d, multiply_complex(load(x + d), load(turns + d)) * factor);
 }
 
+// One over the root of the mean square, with which a norm multiplies.
+inline float norm_ratio(const float* x, int64_t width, float epsilon) {
+  Floats squares = floats(0);
+  for (int64_t k = 0; k < width; k += 16) {
+    const Floats value = load(x + k);
+    squares = fma(value, value, squares);
+  }
+  return 1.f / sqrtf(sum(squares) / width + epsilon);
+}
+
+// Norms over each head before it is turned, null where a model has none (Qwen 3 has them).
+struct HeadNorms {
+  const float *query = nullptr, *key = nullptr;  // [dim]
+  float epsilon = 0;
+};
+
 // Attention's part of an engine: where queries, keys and values come from, and the pieces of a step.
 class Attention {
  public:
@@ -37,23 +53,30 @@ class Attention {
   bool is_fused() const { return work.decodes_only && work.parts_max == 1; }
 
   // Turn the query heads of token m that read key head h, and put its key and value into the cache.
-  void place(bf16* layer, int64_t m, int64_t h) {
+  void place(bf16* layer, const HeadNorms& norms, int64_t m, int64_t h) {
     const int64_t dim = shape.dim, group = shape.group(), row = work.row_of[m];
     const int64_t position = batch->context_lengths[row] - batch->query_lengths[row] + m - work.starts[row];
     const float* token = qkv + m * shape.width();
     const float* turns = rotations ? rotations + positions[m] * dim : nullptr;
     alignas(64) float turned[HEAD_DIM_MAX];
-    const auto turn = [&](const float* x, float times) {
+    const auto turn = [&](const float* x, const float* norm, float times) {
+      alignas(64) float normed[HEAD_DIM_MAX];
+      if (norm) {
+        const Floats ratio = floats(norm_ratio(x, dim, norms.epsilon));
+        for (int64_t d = 0; d < dim; d += 16)
+          store(normed + d, load(x + d) * ratio * load(norm + d));
+        x = normed;
+      }
       if (turns) return rotate(x, turns, dim, times, turned);
       for (int64_t d = 0; d < dim; d += 16)
         store(turned + d, load(x + d) * floats(times));
     };
     bf16* queries = queries_.get() + m * shape.query_width();
     for (int64_t head = h * group; head < (h + 1) * group; ++head) {
-      turn(token + head * dim, LOG2_E / sqrtf(static_cast<float>(dim)));
+      turn(token + head * dim, norms.query, LOG2_E / sqrtf(static_cast<float>(dim)));
       for (int64_t d = 0; d < dim; d += 16) store_bf16(queries + head * dim + d, load(turned + d));
     }
-    turn(token + (shape.heads + h) * dim, 1.f);
+    turn(token + (shape.heads + h) * dim, norms.key, 1.f);
     const Sequence s = work.sequence(layer, shape, row, h);
     bf16* unit = const_cast<bf16*>(s.keys(position / UNIT_TOKENS));
     store_kv(unit, position % UNIT_TOKENS, dim, turned, token + (shape.heads + shape.kv_heads + h) * dim);
@@ -63,7 +86,7 @@ class Attention {
   bool is_split() const { return work.parts_max > 1; }
 
   // Attend one piece. What is not split stands in out() then; true says so.
-  bool attend(bf16* layer, int64_t index, int id) {
+  bool attend(bf16* layer, const HeadNorms& norms, int64_t index, int id) {
     const Piece& piece = work.pieces[index];
     const int64_t m = work.starts[piece.row] + piece.first, group = shape.group();
     const Sequence s = work.sequence(layer, shape, piece.row, piece.head);
@@ -74,7 +97,7 @@ class Attention {
                     position);
       return true;
     }
-    if (is_fused()) place(layer, m, piece.head);
+    if (is_fused()) place(layer, norms, m, piece.head);
     for (int64_t g = 0; g < group; g += GROUP_MAX) {
       const int64_t some = std::min<int64_t>(GROUP_MAX, group - g), from = at + g * shape.dim;
       if (some == 1) token_heads<1>(piece, index, s, layer, from, g / GROUP_MAX);

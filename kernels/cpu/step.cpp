@@ -44,6 +44,7 @@ class Input {  // memory for rows in the form that a product reads
 
 struct Layer {
   const float *input_norm, *post_norm;
+  const float *qkv_bias, *query_norm, *key_norm;  // null where a model has none
   Weight qkv, output, gate_up, down;
 };
 
@@ -59,12 +60,7 @@ struct Model {
 };
 
 inline void norm_row(const float* x, const float* weight, int64_t width, float epsilon, const Rows& out, int64_t m) {
-  Floats squares = floats(0);
-  for (int64_t k = 0; k < width; k += 16) {
-    const Floats value = load(x + k);
-    squares = fma(value, value, squares);
-  }
-  const Floats ratio = floats(1.f / sqrtf(sum(squares) / width + epsilon));
+  const Floats ratio = floats(norm_ratio(x, width, epsilon));
   const auto normed = [&](int64_t k) {
     return load(x + k) * ratio * load(weight + k);
   };
@@ -99,7 +95,7 @@ class Engine {
   void attend(const Shape& shape, bf16* layer, const float* qkv, const Batch& batch, float* out) {
     attention_.open(batch, shape, threads());
     attention_.qkv = qkv, attention_.rotations = nullptr;
-    pool_.run([&](int id) { attend_all(id, layer, [](int64_t, int64_t, int64_t) {}); });
+    pool_.run([&](int id) { attend_all(id, layer, {}, [](int64_t, int64_t, int64_t) {}); });
     std::memcpy(out, attention_.out(), batch.tokens * shape.query_width() * sizeof(float));
   }
 
@@ -204,19 +200,19 @@ class Engine {
   }
 
   // Attend, and tell of every token's heads that are complete: done(m, first head of the group, head).
-  template <class Done> void attend_all(int id, bf16* layer, const Done& done) {
+  template <class Done> void attend_all(int id, bf16* layer, const HeadNorms& norms, const Done& done) {
     const Work& work = attention_.work;
     const int64_t heads = attention_.shape.kv_heads, tokens = attention_.batch->tokens;
     if (!attention_.is_fused()) {
       pool_.share(id, tokens, std::max<int64_t>(1, tokens / 16), [&](int64_t from, int64_t to) {
         for (int64_t m = from; m < to; ++m)
-          for (int64_t h = 0; h < heads; ++h) attention_.place(layer, m, h);
+          for (int64_t h = 0; h < heads; ++h) attention_.place(layer, norms, m, h);
       });
       pool_.barrier();
     }
     pool_.share(id, work.pieces.size(), 1, [&](int64_t from, int64_t to) {
       for (int64_t i = from; i < to; ++i) {
-        if (!attention_.attend(layer, i, id)) continue;
+        if (!attention_.attend(layer, norms, i, id)) continue;
         const Piece& piece = work.pieces[i];
         done(work.starts[piece.row] + piece.first, piece.count, piece.head);
       }
@@ -245,13 +241,15 @@ class Engine {
     profile.mark(id, NORMS);
     tiles(id, layer.qkv, in, tokens, [&](int64_t m, int64_t n, Floats low, Floats high) {
       float* to = qkv_.get() + m * shape.width() + n;
-      store(to, low);
-      store(to + 16, high);
+      const float* bias = layer.qkv_bias;
+      store(to, bias ? low + load(bias + n) : low);
+      store(to + 16, bias ? high + load(bias + n + 16) : high);
     });
     pool_.barrier();
     profile.mark(id, LINEAR);
     const Rows attended = b_.get(layer.output.format, tokens, shape.query_width());
-    attend_all(id, cache, [&](int64_t m, int64_t count, int64_t head) {
+    const HeadNorms norms{layer.query_norm, layer.key_norm, model.epsilon};
+    attend_all(id, cache, norms, [&](int64_t m, int64_t count, int64_t head) {
       const int64_t width = shape.group() * shape.dim;
       for (int64_t t = m; t < m + count; ++t) {
         const float* heads = attention_.out() + t * shape.query_width() + head * width;
@@ -355,8 +353,11 @@ Model* model_new(const Shape* shape, const int64_t* sizes, float epsilon, const 
   return new Model{*shape, sizes[0], sizes[1], sizes[2], epsilon, embedding, rotations, final_norm, *head, {}};
 }
 
-void model_add_layer(Model* model, const float* input_norm, const float* post_norm, const Weight* weights) {
-  model->layers.push_back({input_norm, post_norm, weights[0], weights[1], weights[2], weights[3]});
+// more: a bias of queries, keys and values, norms of query and key heads; null what is not there.
+void model_add_layer(Model* model, const float* input_norm, const float* post_norm, const float* const* more,
+                     const Weight* weights) {
+  model->layers.push_back(
+      {input_norm, post_norm, more[0], more[1], more[2], weights[0], weights[1], weights[2], weights[3]});
 }
 
 void model_free(Model* model) { delete model; }
