@@ -105,6 +105,12 @@ def test_nothing_is_claimed_where_nothing_is_better() -> None:
     assert "is not better beyond chance" in "\n".join(lines(result))
 
 
+def test_a_machine_that_is_not_quiet_is_told_of() -> None:
+    unsteady = "\n".join(lines(told(searched(machine(BASE, noise=0.3)), GROUND)))
+    assert "others use this machine" in unsteady
+    assert "others use this machine" not in "\n".join(lines(told(searched(machine(BASE)), GROUND)))
+
+
 def test_without_time_nothing_is_said() -> None:
     found = searched(machine(BASE), runs=0)
     assert found.out_of_time

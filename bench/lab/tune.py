@@ -212,10 +212,17 @@ def is_better(found: Found) -> bool:
     return against.value > (1.0 if against.kind == "ratio" else 0.0)
 
 
+def counting(found: Found, setting: Setting) -> list[Trial]:
+    """Return a setting's trials: those of the proof alone, where it is one."""
+    rounds = found.trials.get(setting, {})
+    proofs = set(_proofs(found))
+    if len(proofs) >= PROOFS_LEAST and proofs <= set(rounds):
+        return [rounds[number] for number in sorted(proofs)]
+    return list(rounds.values())
+
+
 def mean_figure(found: Found, setting: Setting, figure: str) -> Mean | None:
-    """Return a figure's mean over a setting's rounds, those of proof alone where it has any."""
-    rounds = found.trials[setting]
-    proofs = [number for number in rounds if number in set(_proofs(found))]
-    chosen = [rounds[number] for number in (proofs or rounds)]
-    values = [value for one in chosen if (value := one.figures.get(figure)) is not None]
+    """Return a figure's mean over the rounds of a setting that count."""
+    trials = counting(found, setting)
+    values = [value for one in trials if (value := one.figures.get(figure)) is not None]
     return mean_of(values) if values else None

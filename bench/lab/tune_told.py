@@ -5,6 +5,7 @@ what there was, with intervals, and why. tune_command.py calls it. Recommends no
 explains.
 """
 
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -12,11 +13,12 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from bench.lab.page.numbers import plain, ranged, times, valued
-from bench.lab.tune import NUMBERS, Found, Setting, is_better, mean_figure, proof, rank
+from bench.lab.page.numbers import counted, plain, ranged, times, valued
+from bench.lab.tune import NUMBERS, Found, Setting, counting, is_better, mean_figure, proof, rank
 from bench.lab.tune_reasons import binding, in_words
 
 FORM = "iterscope-tune-1"
+UNSTEADY = 0.25
 FIGURES = (
     ("goodput_requests_s", "in time", "requests/s"),
     ("goodput_share", "share", "share"),
@@ -40,13 +42,14 @@ def told(found: Found, ground: dict[str, Any]) -> dict[str, Any]:
         "significant": against.significant,
     }
     whys = {
-        name: binding(found.trials.get(one, {}).values())
+        name: binding(counting(found, one))
         for name, one in (("base", found.base), ("best", found.best or found.base))
     }
     return {
         "form": FORM,
         "slo": {"ttft_ms": found.slo.ttft_ms, "tpot_ms": found.slo.tpot_ms},
         **ground,
+        "notes": [*ground.get("notes", []), *_unsteady(found)],
         "runs": found.runs(),
         "out_of_time": found.out_of_time,
         "base": _setting(found.base),
@@ -57,6 +60,17 @@ def told(found: Found, ground: dict[str, Any]) -> dict[str, Any]:
         "why": {name: why | {"says": in_words(why)} for name, why in whys.items()},
         "settings": [_tried(found, one) for one in settings],
     }
+
+
+def _unsteady(found: Found) -> Iterator[str]:
+    """Yield a warning where one setting was served so unlike itself that little can be told."""
+    shares = [trial.share for trial in found.trials.get(found.base, {}).values()]
+    if shares and max(shares) - min(shares) > UNSTEADY:
+        low, high = valued(min(shares), "share"), valued(max(shares), "share")
+        yield (
+            f"{found.base} itself served {low} to {high} in time from round to round: rounds are "
+            "too short, or others use this machine"
+        )
 
 
 def _setting(setting: Setting) -> dict[str, Any]:
@@ -71,7 +85,7 @@ def _tried(found: Found, setting: Setting) -> dict[str, Any]:
             figures[name] = {"mean": mean.value, "low": mean.low, "high": mean.high}
     rounds = sorted(found.trials[setting])
     return {"setting": _setting(setting), "rounds": rounds, "figures": figures} | {
-        "binding": binding(found.trials[setting].values()),
+        "binding": binding(counting(found, setting)),
         "trials": [msgspec.to_builtins(found.trials[setting][number]) for number in rounds],
     }
 
@@ -107,9 +121,10 @@ def lines(result: dict[str, Any]) -> list[str]:
         f"* what it began with; {rate} requests/s, first token within "
         f"{valued(slo['ttft_ms'], 'ms')}, then {valued(slo['tpot_ms'], 'ms')} a token"
     ]
-    change = f"{times(compared)} as many requests in time, {compared['pairs']} pairs of runs"
+    pairs = counted(compared["pairs"], "pair") + " of runs"
+    change = f"{times(compared)} as many requests in time, {pairs}"
     if compared["kind"] != "ratio":
-        change = f"{times(compared)} requests/s in time, {compared['pairs']} pairs of runs"
+        change = f"{times(compared)} requests/s in time, {pairs}"
     if result["better"]:
         said.append(f"would set  {' '.join(result['set'])}")
         said.append(f"           {change} after the search")
