@@ -32,10 +32,10 @@ run: $(INSTALLED) demo-model  ## install, fetch the demo model, serve on 127.0.0
 	@exec .venv/bin/iterscope serve --host 127.0.0.1 --port 8000 $(ARGS)
 
 .PHONY: test
-test: tools-test $(INSTALLED_TEST) demo-model-tested  ## install and run every test not marked soak (ARGS="tests/test_x.py ...")
+test: tools-test $(INSTALLED_TEST) demo-model-tested libraries  ## install and run every test not marked soak (ARGS="tests/test_x.py ...")
 	@echo "== Testing"
 	@node --test --test-reporter=spec dashboard/tests/*.test.js
-	@$(PY) -m pytest -m "not soak" -n 2 --dist loadfile -rs $(ARGS)
+	@$(PY) -m pytest -m "not soak" -n 3 --dist loadfile --no-loadscope-reorder -rs $(ARGS)
 
 .PHONY: check
 check: tools-check $(INSTALLED_TEST)  ## formatting, lint, types, JavaScript syntax
@@ -47,7 +47,7 @@ check: tools-check $(INSTALLED_TEST)  ## formatting, lint, types, JavaScript syn
 		node --input-type=module --check - < "$$file" || { echo "$$file: not valid JavaScript" >&2; exit 1; }; done
 
 .PHONY: soak
-soak: tools-test $(INSTALLED_TEST) demo-model-tested  ## the long proofs, minutes to hours
+soak: tools-test $(INSTALLED_TEST) demo-model-tested libraries  ## the long proofs, minutes to hours
 	@$(PY) -m pytest -m soak -rs -o faulthandler_timeout=14400 $(ARGS)
 
 .PHONY: clients
@@ -66,6 +66,10 @@ demo-model: $(INSTALLED)  ## fetch the demo model into the user's cache folder
 
 demo-model-tested: $(INSTALLED_TEST)
 	@$(PY) -m server.demo
+
+.PHONY: libraries
+libraries: $(INSTALLED_TEST)  # of every kind of CPU: tests keep to each
+	@$(PY) -c 'from kernels import native; native.prebuild(native.SOURCES / "build")'
 
 $(VENV):
 	@echo "== Making .venv"

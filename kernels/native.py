@@ -14,6 +14,7 @@ import shutil
 import stat
 import subprocess
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from hashlib import sha256
 from pathlib import Path
@@ -103,9 +104,9 @@ def prebuild(folder: Path) -> list[Path]:
     folder.mkdir(parents=True, exist_ok=True)
     _forget_others(folder)
     found = {part: folder / _name(part) for part in parts}
-    for part, file in found.items():
-        if not file.is_file():
-            _built(folder, part, parts[part])
+    lacking = [part for part, file in found.items() if not file.is_file()]
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        list(pool.map(lambda part: _built(folder, part, parts[part]), lacking))
     return list(found.values())
 
 
