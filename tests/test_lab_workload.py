@@ -7,7 +7,7 @@ and each source and arrival process keeps what it promises.
 import gzip
 import json
 from pathlib import Path
-from statistics import pvariance
+from statistics import fmean, pvariance
 
 import pytest
 
@@ -41,6 +41,17 @@ def test_lengths_of_a_trace_fit_the_context(source: str) -> None:
     assert all(ask.prompt_tokens == len(ask.prompt) for ask in made.asks)
     assert made.scale < 1
     assert made.licence
+
+
+def test_a_closed_loop_draws_from_all_of_a_sample() -> None:
+    """Stretches of a trace differ; what a closed loop sends first must stand for the whole."""
+    recipe = Recipe(source="azure-conv")
+    whole = make(recipe, rate=None, seconds=1.0, seed=1)
+    mean = fmean(ask.max_tokens for ask in whole.asks)
+    for seed in range(3):
+        made = make(recipe, rate=20.0, seconds=20.0, seed=seed, concurrency=4)
+        assert {ask.at_s for ask in made.asks} == {None}
+        assert fmean(ask.max_tokens for ask in made.asks) == pytest.approx(mean, rel=0.15)
 
 
 def test_hash_ids_become_shared_beginnings() -> None:

@@ -72,7 +72,7 @@ def make(
         rows, scale, at_s, seconds = _whole(trace, recipe)
         count = len(rows)
     else:
-        rows, scale = _stretch(trace, recipe, count, seed)
+        rows, scale = _stretch(_shuffled(trace, seed) if closed else trace, recipe, count, seed)
         at_s = [None] * count if closed else _instants(recipe, rows, seconds, seed)
     pick = random.Random(f"people-{seed}")
     asks = [
@@ -139,6 +139,15 @@ def _stretch(trace: Trace, recipe: Recipe, count: int, seed: int) -> tuple[list[
         row = traces.scaled(rows[place], scale, recipe.context_tokens)
         found.append(replace(row, at_s=row.at_s + turn * span))
     return found, scale
+
+
+def _shuffled(trace: Trace, seed: int) -> Trace:
+    """Return a trace in random order, without instants.
+
+    In a closed loop it is not known how many will be sent: whoever is, stands for the whole sample.
+    """
+    rows = random.Random(f"shuffled-{seed}").sample(trace.rows, len(trace.rows))
+    return replace(trace, rows=[replace(row, at_s=0.0) for row in rows])
 
 
 def _timed(trace: Trace) -> bool:
