@@ -123,8 +123,9 @@ HYPOTHESES = (
     ),
     Hypothesis(
         name="idle",
-        question="Does it help where there is no load?",
-        claim="At the lowest rate a median answer takes as long with {arms}, within 10 %.",
+        question="Does it help where there is little load?",
+        claim="At the lowest rate, {lowest:g} x capacity, a median answer takes as long with "
+        "{arms}, within 10 %.",
         figures=("e2e_p50_ms",),
         claims="same",
         lowest_only=True,
@@ -140,7 +141,8 @@ def judge(plan: Plan, rows: Sequence[Row], fractions: Sequence[float]) -> list[d
     for one in HYPOTHESES:
         places = [place for place, row in enumerate(rows) if _rests_on(one, row, fractions)]
         verdict, because = _verdict(one, [rows[place] for place in places])
-        claim = one.claim.format(baseline=plan.baseline.name, arms=others)
+        lowest = min(fractions, default=min(plan.fractions))
+        claim = one.claim.format(baseline=plan.baseline.name, arms=others, lowest=lowest)
         found.append(
             {
                 "name": one.name,
