@@ -58,48 +58,32 @@ def gone(pid: int) -> bool:
         return True
 
 
-def test_stopped_or_killed_it_goes_on_from_there(model: Path, tmp_path: Path) -> None:
+def test_killed_or_stopped_it_goes_on_from_there(model: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     first = start(out, model)
     wait(lambda: runs_in(out), 60)
-    os.killpg(first.pid, signal.SIGINT)  # as Ctrl-C does
-    _, errors = first.communicate(timeout=60)
-    assert first.returncode == 130, errors.decode()
-    assert b"goes on from here" in errors
-    partial = json.loads((out / "result.json").read_text())
-    assert partial["complete"] is False
-    assert 1 <= partial["runs_done"] < 4
-    assert any("of 4 runs" in note for note in partial["notes"])
-    assert (out / "report.html").exists()
+    left_behind = servers_of(first.pid)
+    assert len(left_behind) == 2
+    first.kill()
+    first.communicate(timeout=10)
     done = {path: path.read_bytes() for path in runs_in(out)}
-    second = start(out, model)
-    wait(lambda: len(servers_of(second.pid)) == 2, 60)
-    left_behind = servers_of(second.pid)
-    second.kill()
-    second.communicate(timeout=10)
     # What a killed lab leaves would otherwise share the machine with the next one's runs.
     wait(lambda: all(map(gone, left_behind)), 20)
-    done |= {path: path.read_bytes() for path in runs_in(out)}
-    third = start(out, model)
-    _, errors = third.communicate(timeout=90)
-    assert third.returncode == 0, errors.decode()
+    second = start(out, model)
+    wait(lambda: len(runs_in(out)) > len(done) or second.poll() is not None, 60)
+    assert second.poll() is None, second.communicate()[1].decode()
+    os.killpg(second.pid, signal.SIGINT)  # as Ctrl-C does
+    _, errors = second.communicate(timeout=60)
+    assert second.returncode == 130, errors.decode()
+    assert b"goes on from here" in errors
     assert all(path.read_bytes() == content for path, content in done.items())
-    _whole(json.loads((out / "result.json").read_text()))
+    partial = json.loads((out / "result.json").read_text())
+    assert partial["complete"] is False
+    assert len(done) < partial["runs_done"] < 4
+    assert any("of 4 runs" in note for note in partial["notes"])
+    assert (out / "report.html").exists()
     with pytest.raises(WorkloadError, match="seed"):
         perform(_seeded(lab_bench.bench(out, model)), quiet=True)
-
-
-def _whole(result: dict[str, Any]) -> None:
-    """Hold a finished experiment on parrots against what was asked for."""
-    assert (result["complete"], result["runs_done"]) == (True, 4)
-    _check_form(result)
-    # Both arms were asked the same at each rate.
-    by_rate: dict[float, set[str]] = {}
-    for run in result["runs"]:
-        by_rate.setdefault(run["fraction"], set()).add(run["workload_digest"])
-        assert run["engine"]["run_id"]
-    assert all(len(digests) == 1 for digests in by_rate.values())
-    assert result["equality"]["same"] == result["equality"]["checked"] > 0
 
 
 def _seeded(bench: Bench) -> Bench:
@@ -123,6 +107,8 @@ def test_what_the_engine_recorded_is_what_clients_saw(model: Path, tmp_path: Pat
     bench = lab_bench.real_bench(tmp_path, model)
     perform(bench, quiet=True)
     result = collect(bench, "iterscope lab small")
+    assert (result["complete"], result["runs_done"]) == (True, 2)
+    assert len({run["workload_digest"] for run in result["runs"]}) == 1
     _check_form(result)
     equal = result["equality"]
     assert equal["checked"] > 0
