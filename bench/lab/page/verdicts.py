@@ -108,7 +108,7 @@ def _hypothesis(result: Result, one: Result) -> Safe:
         "article",
         tag("h3", tag("span", glyph, " ", word, class_=f"verdict {one['verdict']}"), one["claim"]),
         tag("p", one["question"], class_="question") if one.get("question") else None,
-        tag("p", sentence(str(one["because"]))),
+        *_because(str(one["because"])),
         tag(
             "details",
             tag("summary", "Evidence", tag("span", beside, class_="unit")),
@@ -119,6 +119,17 @@ def _hypothesis(result: Result, one: Result) -> Safe:
         else None,
         class_="hypothesis",
     )
+
+
+def _because(words: str) -> Iterator[Safe]:
+    """Yield a reason, the figures that follow its colon as a list."""
+    said, colon, figures_told = words.partition(": ")
+    pieces = figures_told.rstrip(".").split("; ")
+    if not colon or len(pieces) < 2:
+        yield tag("p", sentence(words))
+        return
+    yield tag("p", sentence(said).rstrip(".") + ":")
+    yield tag("ul", [tag("li", piece) for piece in pieces], class_="because")
 
 
 def _evidence(result: Result, piece: Result) -> Safe:
