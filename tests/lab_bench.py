@@ -1,6 +1,6 @@
 """A small experiment for tests, as a program: `python -m tests.lab_bench OUT MODEL`.
 
-Owns an experiment of two arms and two rates whose servers parrot on a beat, and one whose servers
+Owns an experiment of one arm whose server parrots on a beat, and one of two arms whose servers
 compute the tiny model. tests/test_lab.py starts the first as a process, to be killed and stopped.
 """
 
@@ -38,8 +38,8 @@ def plan(model: Path) -> Plan:
 
 
 def bench(out: Path, model: Path) -> Bench:
-    """Return an experiment on parrots: no model is loaded, so starts are quick."""
-    of = plan(model)
+    """Return an experiment of one arm on a parrot: no model is loaded, so it starts quickly."""
+    of = replace(plan(model), arms=FACTORS["modes"][:1], repeats=2, fresh_servers=False)
     return Bench(out=out, plan=of, programs={arm.name: PARROT for arm in of.arms})
 
 
