@@ -135,10 +135,13 @@ HYPOTHESES = (
 
 
 def judge(plan: Plan, rows: Sequence[Row], fractions: Sequence[float]) -> list[dict[str, Any]]:
-    """Return each hypothesis with its verdict, the reason, and the comparisons it rests on."""
+    """Return each hypothesis with its verdict, the reason, and the comparisons it rests on.
+
+    An experiment of one arm has nothing to say of them.
+    """
     others = " and ".join(arm.name for arm in plan.arms[1:])
     found = []
-    for one in HYPOTHESES:
+    for one in HYPOTHESES if plan.arms[1:] else ():
         places = [place for place, row in enumerate(rows) if _rests_on(one, row, fractions)]
         verdict, because = _verdict(one, [rows[place] for place in places])
         lowest = min(fractions, default=min(plan.fractions))
