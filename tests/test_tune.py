@@ -118,7 +118,9 @@ def test_without_time_nothing_is_said() -> None:
     said = "\n".join(lines(told(found, GROUND)))
     assert "no search took place" in said
     assert "--minutes" in said
-    assert searched(machine(BASE), runs=9).out_of_time, "the race has run, the proof has not"
+    raced = searched(machine(BASE), runs=9)
+    assert raced.out_of_time
+    assert "no round of proof took place" in "\n".join(lines(told(raced, GROUND)))
 
 
 def test_a_setting_that_no_server_takes_leaves_the_race() -> None:

@@ -81,7 +81,8 @@ class Tuning:
             judged=judged,
             causes={cause: ms / asked for cause, ms in measured.causes.items()},
         )
-        self._say(f"round {number + 1}", setting, trial)
+        what = "finding the rate" if number == PROBE_ROUND else f"round {number + 1}"
+        self._say(what, setting, trial)
         return trial
 
     def guess_rate(self, base: Setting) -> None:

@@ -143,6 +143,8 @@ def _kept(result: dict[str, Any], change: str) -> str:
     if result["best"] is None:
         return "no search took place in the time it had"
     best = Setting(**result["best"])
+    if not result["compared"]["pairs"]:
+        return f"the best other ({best}) was not compared with it: no round of proof took place"
     return f"the best other ({best}) is not better beyond chance: {change}"
 
 
