@@ -15,7 +15,6 @@ from statistics import quantiles
 
 import pytest
 
-from bench.lab.figures import gaps_ms
 from bench.lab.measure import Send, sent
 from bench.lab.prompts import ids
 from bench.lab.serving import PROGRAM, Served, serving
@@ -23,7 +22,7 @@ from bench.lab.statistics import Compared, compare, verdict
 from bench.lab.workload import Ask, Slo, Workload
 
 COMPARISONS, PAIRS = 20, 5
-TOGETHER, PROMPT, ANSWER = 6, 16, 150
+TOGETHER, PROMPT, ANSWER, SPAN = 6, 16, 150, 10
 SLOWER = ("-m", "tests.slowed_server", "--slower", "0.1")
 FLAGS = (
     *("--model", "demo", "--max-num-seqs", "8", "--max-num-batched-tokens", "256"),
@@ -48,10 +47,10 @@ class Seen:
 
 
 def measured(served: Served, seed: int, name: str, folder: Path) -> float:
-    """Return the lower quartile of gaps between tokens of a few requests side by side, ms.
+    """Return the lower quartile of the time of a few tokens of requests side by side, ms.
 
     Low percentiles reproduce on a shared machine where means do not: a neighbour's moment of load
-    makes steps longer, none makes them shorter.
+    makes steps longer, none makes them shorter. Tokens that were written together have no gap.
     """
     asks = [
         Ask(prompt=ids(PROMPT, f"{seed}-{row}"), max_tokens=ANSWER, at_s=0.0)
@@ -63,7 +62,12 @@ def measured(served: Served, seed: int, name: str, folder: Path) -> float:
     load = sent(served.url, workload, Send(name=name, cut_off_s=60.0, slo=slo, scratch=folder))
     served.wait_idle()
     assert {ask["outcome"] for ask in load["asks"]} == {"finished"}
-    return quantiles((gap for ask in load["asks"] for gap in gaps_ms(ask)), n=4)[0]
+    spans_ms = [
+        (after - before) / 1e6
+        for ask in load["asks"]
+        for before, after in zip(ask["tokens_ns"], ask["tokens_ns"][SPAN:], strict=False)
+    ]
+    return quantiles(spans_ms, n=4)[0]
 
 
 def compared(folder: Path, numbers: range) -> Iterator[Seen]:
