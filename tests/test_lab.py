@@ -7,6 +7,7 @@ done is kept and the rest is done; and its result says what the engine's own rec
 import json
 import math
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -147,7 +148,7 @@ def test_what_the_engine_recorded_is_what_clients_saw(model: Path, tmp_path: Pat
 
 def _reasked(found: dict[str, Any]) -> None:
     """The command that a report shows gives the rows that it shows."""
-    program = str(Path(sys.executable).parent / "iterscope")
+    program = shlex.quote(str(Path(sys.executable).parent / "iterscope"))
     told = subprocess.run(
         ["bash", "-c", found["command"].replace("iterscope", program, 1) + " --json"],
         capture_output=True,

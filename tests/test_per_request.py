@@ -78,8 +78,14 @@ def test_it_is_taken_by_name_alone() -> None:
     assert asked.backend.name == "per_request"
     usual = select.choose("auto", SHAPE, device="cpu", dtype=torch.float32, block_tokens=16)
     assert usual.backend.name == "sdpa"
-    with pytest.raises(BackendError, match="per_request: attention backend 'auto' cannot serve"):
-        select.choose("per_request", SHAPE, device="cpu", dtype=torch.int64, block_tokens=16)
+
+
+def test_it_refuses_what_no_backend_serves() -> None:
+    def nobody(*_: object) -> AttentionBackend:
+        raise BackendError("attention backend 'auto' cannot serve")
+
+    refusal = PerRequestBackend(nobody).supports(SHAPE, "cpu", torch.float32, 16)
+    assert refusal == "attention backend 'auto' cannot serve"
 
 
 def test_an_engine_says_the_same_with_it(tmp_path: Path) -> None:
