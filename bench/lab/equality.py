@@ -17,8 +17,8 @@ TOLERANCES = {"f32": 0.0, "bf16": 0.5, "int8": 1.0}
 Logits of about 20 lie 0.125 apart in bf16. In int8 a step of few rows reads weights in another form
 than a step of many (README, On a CPU), so that who is in the batch moves a logit by a few of those.
 """
-ASKED_MAX = 12
-"""Differences of one rate that the server is asked about; the rest are counted as not known."""
+ASKED_MAX = 60
+"""Differences of one rate that the server is asked about; of the rest nothing is known."""
 
 
 def differences(load: dict[str, Any], baseline: dict[str, Any]) -> tuple[int, list[dict[str, Any]]]:
@@ -43,7 +43,10 @@ def differences(load: dict[str, Any], baseline: dict[str, Any]) -> tuple[int, li
 def judged(
     served: Served, workload: Workload, parted: list[dict[str, Any]], dtype: str
 ) -> list[dict[str, Any]]:
-    """Return the differences with their gaps, as the server that is asked has them."""
+    """Return the differences with their gaps, as the server that is asked has them.
+
+    Gap and allowed are None where it was not asked or did not say.
+    """
     tolerance = TOLERANCES.get(dtype, TOLERANCES["int8"])
     found = []
     for number, one in enumerate(parted):
@@ -52,13 +55,13 @@ def judged(
         if number < ASKED_MAX and isinstance(prompt, list):
             gap = _gap(served, prompt + one["before"], one["tokens"])
         told = {name: one[name] for name in ("request", "at_token", "tokens")}
-        allowed = gap is not None and gap <= tolerance
+        allowed = None if gap is None else gap <= tolerance
         found.append(told | {"gap": gap, "tolerance": tolerance, "allowed": allowed})
     return found
 
 
 def _gap(served: Served, prompt: list[int], tokens: list[int]) -> float | None:
-    """Return how far apart the scores of two tokens are after a prompt; None if too far to see."""
+    """Return how far apart the scores of two tokens are after a prompt; None if it is not told."""
     scores = {}
     for token in tokens:
         body = {"prompt": [*prompt, token], "max_tokens": 0, "echo": True, "logprobs": 1}

@@ -152,7 +152,7 @@ def _ground(result: dict[str, Any]) -> Iterator[str]:
             if not equal["differing"]
             else f"; where they part, the two tokens' scores lie up to "
             f"{max(one['gap'] or 0 for one in equal['differing']):.2f} apart "
-            f"({'all within' if equal['allowed'] else 'not all within'} the dtype's tolerance)."
+            f"({'none beyond' if equal['allowed'] else 'some beyond'} the dtype's tolerance)."
         )
     )
     if ceiling.get("requests_s"):

@@ -172,7 +172,8 @@ def equality(out: Path, plan: Plan) -> dict[str, Any]:
         "checked": checked,
         "same": checked - len(parted),
         "differing": parted,
-        "allowed": all(one["allowed"] for one in parted),
+        "allowed": all(one["allowed"] is not False for one in parted),
+        "not_known": sum(one["allowed"] is None for one in parted),
         "how": "greedy token ids of the same request in each arm, against "
         f"{plan.baseline.name}; where they part, the gap of the two tokens' log-probabilities "
         "after the same beginning, as its server scores them",
@@ -261,3 +262,5 @@ def notes(plan: Plan, runs: Sequence[dict[str, Any]], equal: dict[str, Any]) -> 
         )
     if not equal["allowed"]:
         yield "Some answers differed between arms by more than rounding explains."
+    if equal["not_known"]:
+        yield f"In {equal['not_known']} answers that differed nobody asked how far apart they were."

@@ -24,7 +24,7 @@ def equality(result: Result) -> Safe:
         return Safe("")
     checked, same = found["checked"], found["same"]
     differing = found.get("differing") or []
-    forbidden = [row for row in differing if not row["allowed"]]
+    forbidden = [row for row in differing if row["allowed"] is False]
     if not checked:
         says, mark = "No outputs were compared.", "unknown"
     elif same == checked:
@@ -44,9 +44,9 @@ def equality(result: Result) -> Safe:
             str(row["at_token"]),
             _known(row["gap"]),
             _known(row["tolerance"]),
-            "allowed" if row["allowed"] else "not allowed",
+            {True: "allowed", False: "not allowed", None: "not known"}[row["allowed"]],
         ]
-        for row in sorted(differing, key=lambda row: bool(row["allowed"]))[:DIFFERING_MAX]
+        for row in sorted(differing, key=lambda row: row["allowed"] is not False)[:DIFFERING_MAX]
     ]
     heads = ["arm", "request", "first differs at token", "gap of the two best", "tolerance", ""]
     return section(
