@@ -87,7 +87,7 @@ $(INSTALLED): $(VENV)
 	@rm -f .venv/stamp-run-* .venv/stamp-test-*; touch $@
 
 $(INSTALLED_TEST): $(VENV)
-	@echo "== Installing Iterscope with what its tests need (once; about a minute and 1.5 GB on a CPU machine)"
+	@echo "== Installing Iterscope with what its tests need (once; about two minutes and 2.4 GB on a CPU machine)"
 	@$(PIP) install -e '.[test]' -c constraints.txt
 	@rm -f .venv/stamp-run-* .venv/stamp-test-*; touch "$(INSTALLED)" $@
 
