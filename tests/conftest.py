@@ -1,10 +1,11 @@
 """What every test may use, the order of test files, and the seconds that each of them took.
 
 Owns the report of time per file, printed before pytest's own closing line, which files come first,
-and the fixture of the demo model. Fixtures of one subject stand in that subject's test file.
+and the fixtures of many files. Fixtures of one subject stand in that subject's test file.
 """
 
 from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -50,6 +51,17 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     place = {name: number for number, name in enumerate(LONGEST_FIRST)}
     items.sort(key=lambda item: place.get(item.path.name, len(place)))
+
+
+@pytest.fixture(scope="module")
+def one_thread() -> Iterator[None]:
+    """Keep PyTorch from spinning on every core beside the tests' other processes."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="session")

@@ -4,7 +4,6 @@ Owns the oracle tests of tests/families.py's models: prefill, chunked prefill an
 past the window, from folders and from GGUF files, and the real runner's greedy text.
 """
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -36,13 +35,7 @@ NOT_IN_GGUF = ("qwen2 with windows", "qwen3 with windows", "gemma2 without caps"
 """llama.cpp knows no windows of Qwen, and every Gemma 2 has caps there."""
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """Keep PyTorch from spinning on every core beside the tests' other processes."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @torch.inference_mode()

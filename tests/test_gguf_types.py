@@ -5,7 +5,6 @@ The values are exact: each is a product of few bits, rounded to float32 at most 
 """
 
 import random
-from collections.abc import Iterator
 from pathlib import Path
 
 import gguf
@@ -22,12 +21,7 @@ ROWS, COLUMNS = 3, 512
 WIDE = tiny.Shape(layers=5, hidden=256, heads=4, head_dim=64, intermediate=256)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def test_every_type_that_is_taken_is_tested() -> None:

@@ -4,7 +4,6 @@ Owns the tests of kernels/. A scene is a set of rows with their contexts and que
 history is written through the backend itself, into blocks in no order, among stale values.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import pytest
@@ -25,13 +24,7 @@ MIXED = [(1, 1), (5, 1), (16, 1), (17, 1), (40, 1), (40, 7), (33, 33), (18, 2), 
 """(context, query) of each row: decodes on and off block borders, chunks with and without past."""
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """Keep PyTorch from spinning on every core beside the tests' other processes."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,6 @@ dequantized weights in float32; also the hook of a backend that runs whole steps
 """
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -26,14 +25,7 @@ from tests import tiny
 from tests.oracle import PROMPT, logits_of, oracle_logits, step_of, weights_of
 from tests.steps import Hand, load
 
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """Keep PyTorch from spinning on every core beside the tests' other processes."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 LLAMA3 = {

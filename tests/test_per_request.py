@@ -4,7 +4,6 @@ Owns the tests of kernels/per_request.py: the lab's selective batching, on a CPU
 rounds elsewhere than layer by layer: int8's engines are compared by their attention.
 """
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -31,12 +30,7 @@ IN_TILES = tiny.Shape(hidden=96, heads=6, head_dim=32)
 SHAPE = AttentionShape(layers=1, heads=6, kv_heads=2, head_dim=32)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def attended(backend: AttentionBackend) -> torch.Tensor:

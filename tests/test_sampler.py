@@ -5,8 +5,6 @@ fixed seeds; distributions are judged by chi-square against the exact probabilit
 filter fails and luck does not.
 """
 
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
 import torch
@@ -22,13 +20,7 @@ EOS = (0, 2)
 VOCAB = 5000
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """Keep PyTorch from spinning on every core beside the tests' other processes."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def plan_of(params: list[SamplingParams], indices: list[int]) -> Plan:

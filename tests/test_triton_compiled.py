@@ -4,7 +4,6 @@ Owns what is asked of the compiler's work: no registers spilled, shared memory w
 products' own instructions, keys and values fetched ahead. Whether it is right is test_triton.py's.
 """
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -26,12 +25,7 @@ ONE_VALUE_BYTES = 8
 """What ptxas puts aside in a few shapes out of many: one value, with registers to spare or not."""
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def batch_of(lengths: list[int], block_tokens: int) -> AttentionBatch:

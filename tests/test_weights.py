@@ -4,7 +4,7 @@ Owns the tests of engine/weights.py on the tiny model: every form a sound checkp
 every way in which one was found broken in the field. Whatever loads gives transformers' logits.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,14 +20,7 @@ from kernels.ops import TorchOps
 from tests import tiny
 from tests.oracle import PROMPT, logits_of, oracle_logits, weights_of
 
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """Keep PyTorch from spinning on every core beside the tests' other processes."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture

@@ -4,8 +4,6 @@ Owns the tests of what AttentionShape asks beyond plain causal attention. Scenes
 test_kernels.py: blocks in no order, among stale values, decodes and chunks in one step.
 """
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 
@@ -20,12 +18,7 @@ BACKENDS = (ReferenceBackend(), SdpaBackend())
 LONG = [(700, 700), (40, 40), (90, 30), (650, 600), (333, 1), (64, 1), (3, 1), (12, 12)]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def shape_of(window: int, **values: float) -> AttentionShape:
