@@ -14,7 +14,7 @@ from typing import Any
 import duckdb
 import httpx
 import pytest
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Browser, Page, Route, expect
 
 from tests import samples, tiny
 from tests.api import complete, ids
@@ -382,6 +382,30 @@ def test_two_sides_are_compared_as_the_server_compares_them(
     page.locator(".cmp-side a").first.click()
     until(page, DRAWN)
     assert page.evaluate("iterscope.router.page.state.file") == files[1]
+
+
+def test_a_list_that_comes_late_leaves_what_was_typed(
+    page: Page, server: Server, tmp_path: Path
+) -> None:
+    name = bring(server, noisy_file(tmp_path / "late.duckdb", 7, requests=20))
+    held: list[Route] = []
+
+    def hold(route: Route) -> None:
+        held.append(route)
+
+    page.route("**/telemetry/incidents", hold)
+    try:
+        visit(page, server, f"#/compare?b.file={name}")
+        while not held:  # the test's own time limit ends it
+            page.wait_for_timeout(20)
+        page.get_by_label("Window or run of A").fill("last")
+        held[0].continue_()
+        files = page.get_by_label("Record of A").locator("option")
+        expect(files.filter(has_text="sent").first).to_be_attached()
+    finally:
+        page.unroute("**/telemetry/incidents")
+    expect(page.get_by_label("Window or run of A")).to_have_value("last")
+    expect(page.get_by_label("Record of B")).to_have_value(name)
 
 
 def test_sides_that_cannot_be_are_named(page: Page, server: Server) -> None:

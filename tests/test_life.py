@@ -133,6 +133,10 @@ def running(server: Server) -> bool:
     return server.metric("vllm:num_requests_running") > 0
 
 
+def readers(server: Server) -> float:
+    return server.metric("iterscope_telemetry_readers", reader="stream")
+
+
 def test_what_outlasts_the_drain_gets_a_last_event(tmp_path: Path, model: Path) -> None:
     """A second signal makes it shorter still; an open telemetry stream does not hold it up."""
     for flags, signals, cause in (
@@ -142,9 +146,9 @@ def test_what_outlasts_the_drain_gets_a_last_event(tmp_path: Path, model: Path) 
         # The pool is left last: a server that is gone lets its readers go.
         with ThreadPoolExecutor(2) as pool, serving(tmp_path, model, *flags) as server:
             watching = pool.submit(watch, server)
+            server.wait(lambda server=server: readers(server) == 1)
             text = pool.submit(stream, server, LONG | {"n": 4})
             server.wait(lambda server=server: running(server))
-            assert server.metric("iterscope_telemetry_readers", reader="stream") == 1
             server.process.send_signal(signal.SIGINT)
             if signals == 2:
                 server.wait(lambda server=server: server.get("/ready").status_code == 503)

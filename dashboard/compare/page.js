@@ -136,16 +136,13 @@ export class Compare {
   fill() {
     for (const name of ['a', 'b']) {
       const { file, text } = this.picks[name];
-      const side = this.sides[name];
-      if (side.file && ![...file.options].some((one) => one.value === side.file)) {
-        file.append(make('option', { value: side.file, text: fileWords(side.file) }));
-      }
-      file.value = side.file ?? '';
-      text.value = side.text;
+      pick(file, this.sides[name].file ?? '');
+      text.value = this.sides[name].text;
     }
   }
 
-  // The runs and files there are to choose from.
+  // The runs and files there are to choose from. They may come while somebody types: what stands in
+  // the fields stays.
   async list() {
     try {
       const [runs, files] = await Promise.all([
@@ -170,9 +167,10 @@ export class Compare {
         const each = files.data.map(({ name }) =>
           make('option', { value: name, text: fileWords(name) }),
         );
+        const chosen = file.value;
         put(file, make('option', { value: '', text: 'This server’s history' }), each);
+        pick(file, chosen);
       }
-      this.fill();
       if (this.blanked) this.blank();
     } catch {
       // What can be typed can still be compared; the comparison says what is wrong.
@@ -312,6 +310,14 @@ export class Compare {
       ),
     );
   }
+}
+
+// Selects a recorded file, even one that is not on the list.
+function pick(select, name) {
+  if (name && ![...select.options].some((one) => one.value === name)) {
+    select.append(make('option', { value: name, text: fileWords(name) }));
+  }
+  select.value = name;
 }
 
 function aboutWords({ runs, from_unix_us, to_unix_us, requests }) {
