@@ -10,6 +10,7 @@ import os
 import platform
 import shutil
 import sys
+import sysconfig
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from telemetry.notes import read_server_file
 
 PACKAGES = ("iterscope", "torch", "triton", "flash-attn", "duckdb", "tokenizers", "gguf", "uvicorn")
 DISK_BYTES_MIN = 2**30
+NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
 STAND_IN = ModelSpec(
     path="",
     architecture="llama",
@@ -68,6 +70,8 @@ def run_doctor_command(args: argparse.Namespace) -> int:
     folder = Path(args.history).expanduser() if args.history else default_history()
     report: dict[str, Any] = {"versions": _versions(), "system": platform.platform()}
     report |= _engine(config, _spec(path, asked=bool(args.model), wrong=wrong), wrong)
+    if "device" in report and args.device != "cpu":
+        wrong += gpu_troubles(report["device"], driver=NVIDIA_DRIVER.exists())
     report |= {"history": _history(folder, wrong), "wrong": wrong}
     if args.json:
         sys.stdout.write(msgspec.json.encode(report).decode() + "\n")
@@ -113,6 +117,20 @@ def _engine(config: EngineConfig, spec: ModelSpec, wrong: list[str]) -> dict[str
     except ConfigError as error:
         wrong.append(str(error))
         return {}
+
+
+def gpu_troubles(device: dict[str, Any], *, driver: bool) -> list[str]:
+    """Return what keeps a GPU that is here from serving, or Triton's kernels from being built."""
+    if device["device"] != "cuda":
+        build = f"for CUDA {device['cuda']}" if device["cuda"] else "without CUDA"
+        told = f"an NVIDIA driver is here, but PyTorch, a build {build}, finds no device of it"
+        return [told] if driver else []
+    found = []
+    if not (shutil.which("gcc") or shutil.which("clang")):
+        found.append("no gcc, no clang: Triton, which serves on a GPU, builds a part of itself")
+    if not Path(sysconfig.get_paths()["include"], "Python.h").exists():
+        found.append("no Python.h (python3-dev), which Triton builds a part of itself with")
+    return found
 
 
 def _history(folder: Path, wrong: list[str]) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from engine.config import ConfigError, EngineConfig
 from server.cli import build_parser
 from server.config import ServerConfig, from_flags, setting_hints, setting_values
 from server.config_file import as_toml, read_settings
+from server.doctor_command import gpu_troubles
 from tests import tiny
 from tests.api import complete
 from tests.servers import command, serving
@@ -152,6 +153,14 @@ def test_doctor_finds_what_is_wrong(tmp_path: Path) -> None:
     assert code == 1
     assert any("none.gguf: no such file" in line for line in report["wrong"])
     assert report["auto"]["dtype"] == "bf16", "the rest is told all the same"
+
+
+def test_doctor_names_what_a_gpu_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    cpu = {"device": "cpu", "cuda": None}
+    assert gpu_troubles(cpu, driver=False) == []
+    assert "without CUDA" in gpu_troubles(cpu, driver=True)[0]
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert "gcc" in gpu_troubles({"device": "cuda", "cuda": "13.0"}, driver=True)[0]
 
 
 # ---- deploy/
