@@ -15,11 +15,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
+from rich.console import Console
 
-from bench.lab import files
+from bench.lab import files, summary
 from bench.lab.experiment import Bench, cells, perform
 from bench.lab.figures import FIGURES
+from bench.lab.progress import Shown
 from bench.lab.result import collect
 from bench.lab.workload import WorkloadError
 from server.cli import build_parser, main
@@ -159,20 +162,38 @@ def _reasked(found: dict[str, Any]) -> None:
     assert json.loads(told.stdout)["rows"] == found["rows"]
 
 
+LOAD = ("load", "nowhere", "--url", "http://127.0.0.1:1")
+
+
 @pytest.mark.parametrize(
     ("arguments", "names"),
     [
         (["quick", "--rates", "fast"], "--rates"),
         (["quick", "--rates", "0.5,0.5"], "--rates"),
+        (["quick", "--rates", "0.5,0.5001"], "--rates"),
+        (["quick", "--rates", "0.0001"], "--rates"),
         (["quick", "--slo", "ttft=1"], "--slo"),
         (["quick", "--arm", "a"], "--arm"),
         (["quick", "--arm", "a=--batching static"], "--arm"),
+        (["quick", "--arm", "a b=", "--arm", "a-b=--batching static"], "--arm"),
+        (["quick", "--arm", "a=", "--arm", "b=--port 1"], "--port"),
+        (["quick", "--flags=--history=x"], "--history"),
+        (["quick", "--flags", "--max-num-seqs 3"], "--max-num-seqs"),
+        (["quick", "--arrivals", "closed"], "--arrivals"),
+        (["quick", "--seconds", "nan"], "--seconds"),
+        (["quick", "--json", "/nowhere/x"], "--json"),
         (["quick", "--repeats", "0"], "--repeats"),
         (["quick", "--context", "2"], "--context"),
         (["quick", "--class", "x:ttft=1,tpot=1"], "--class"),
         (["workload", "--workload", "nothing", "--out", "x"], "workload"),
+        (["workload", "--rate", "1", "--seconds", "2", "--out", "/nowhere/x"], "--out"),
         (["report", "nowhere"], "nowhere"),
-        (["load", "nowhere", "--url", "http://127.0.0.1:1", "--out", "x"], "nowhere"),
+        (["report", "nowhere", "--markdown", "/nowhere/x"], "--markdown"),
+        ([*LOAD, "--out", "x"], "nowhere"),
+        ([*LOAD, "--out", "/nowhere/x"], "--out"),
+        ([*LOAD, "--out", "x", "--cut-off-s", "nan"], "--cut-off-s"),
+        ([*LOAD, "--out", "x", "--body", "[1]"], "--body"),
+        ([*LOAD, "--out", "x", "--name", "a\r\nX-Other: b"], "--name"),
     ],
 )
 def test_misuse_is_one_line_that_names_the_flag(
@@ -190,6 +211,29 @@ def test_every_part_has_help(capsys: pytest.CaptureFixture[str]) -> None:
             build_parser("lab").parse_args(["lab", part, "--help"])
         assert ended.value.code == 0
     assert "iterscope" in capsys.readouterr().out
+
+
+def test_the_time_left_is_that_of_runs_alone() -> None:
+    now = [0.0]
+    shown = Shown(18, 6.0, quiet=True, clock=lambda: now[0])
+    now[0] += 60  # servers start, capacity is measured
+    for run in range(3):
+        for second in range(8):
+            shown.ticks(second)
+            now[0] += 1
+        shown.ran("done", 8.0)
+        assert shown.left_s == (17 - run) * 8
+    now[0] += 5
+    assert shown.left_s == 15 * 8 - 5
+    now[0] += 60  # a run that takes long leaves those after it as they are
+    assert shown.left_s == 14 * 8
+
+
+def test_a_name_is_printed_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    result = files.read_json(ROOT / "docs/lab-full.json")
+    told = msgspec.json.encode(result).replace(b"static", b"[/]")
+    summary.show(msgspec.json.decode(told), Console(width=70))
+    assert "[/]" in capsys.readouterr().out
 
 
 def test_a_workload_is_written_for_any_server(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ and each source and arrival process keeps what it promises.
 
 import gzip
 import json
+from math import inf, nan
 from pathlib import Path
 from statistics import fmean, pvariance
 
@@ -141,11 +142,34 @@ def test_an_incident_of_ours_is_lived_through_again(tmp_path: Path) -> None:
         (Recipe(source="nothing"), "workload"),
         (Recipe(arrivals="never"), "arrivals"),
         (Recipe(source="recorded:/nowhere"), "/nowhere"),
+        (Recipe(arrivals="closed"), "concurrency"),
+        (Recipe(context_tokens=15), "context"),
+        (Recipe(context_tokens=10**9), "context"),
+        (Recipe(ids_below=0), "ids-below"),
+        (Recipe(tenants=0), "tenants"),
+        (Recipe(tenants=10**9), "tenants"),
+        (Recipe(cancelled_share=2.0), "cancelled"),
+        (Recipe(cancelled_share=nan), "cancelled"),
+        (Recipe(patience_s=0.0), "patience-s"),
+        (Recipe(patience_s=inf), "patience-s"),
+        (Recipe(classes=((0.7, Slo(1, 1)), (0.7, Slo(1, 1)))), "class"),
     ],
 )
 def test_what_cannot_be_made_is_named(recipe: Recipe, names: str) -> None:
     with pytest.raises(WorkloadError, match=names):
         make(recipe, rate=1.0, seconds=2.0, seed=1)
+
+
+@pytest.mark.parametrize("rate", [0.0, -1.0, nan, inf, 1e9])
+def test_no_rate_makes_more_than_a_file_holds(rate: float) -> None:
+    with pytest.raises(WorkloadError, match="rate"):
+        make(Recipe(), rate=rate, seconds=2.0, seed=1)
+
+
+@pytest.mark.parametrize("seconds", [0.0, -1.0, nan, inf, 1e6])
+def test_seconds_are_within_a_day(seconds: float) -> None:
+    with pytest.raises(WorkloadError, match="seconds"):
+        make(Recipe(), rate=1.0, seconds=seconds, seed=1)
 
 
 def test_a_bad_file_names_its_field(tmp_path: Path) -> None:
@@ -158,15 +182,25 @@ def test_a_bad_file_names_its_field(tmp_path: Path) -> None:
     with pytest.raises(WorkloadError, match=r"asks\[1\]\.at_s"):
         read(path)
     content = json.loads(gzip.decompress(encode(good)))
+    ask = content["asks"][0]
     for change, names in (
         ({"form": "other"}, "form"),
         ({"seconds": "long"}, "seconds"),
         ({"asks": []}, "asks"),
-        ({"asks": [{"prompt": [], "max_tokens": 1, "at_s": 0}]}, "prompt"),
+        ({"concurrency": 1, "think_s": -3.0}, "think_s"),
+        ({"asks": [ask | {"prompt": []}]}, "prompt"),
+        ({"asks": [ask | {"at_s": 500.0}]}, "at_s"),
+        ({"asks": [ask | {"max_tokens": 10**30}]}, "max_tokens"),
+        ({"asks": [ask | {"priority": 10**30}]}, "priority"),
+        ({"asks": [ask | {"leaves_after_s": -1.0}]}, "leaves_after_s"),
+        ({"asks": [ask | {"tenant": "a\r\nX-Other: b"}]}, "tenant"),
+        ({"asks": [ask | {"slo": {"ttft_ms": -1, "tpot_ms": 1}}]}, "slo"),
     ):
         path.write_text(json.dumps(content | change))
         with pytest.raises(WorkloadError, match=names):
             read(path)
-    path.write_bytes(b"\x1f\x8bbroken")
-    with pytest.raises(WorkloadError, match="no workload"):
-        read(path)
+    whole = encode(good)
+    for broken in (b"\x1f\x8bbroken", whole[:-6] + b"\0" * 6, whole[:10] + b"\7" * 30, b""):
+        path.write_bytes(broken)
+        with pytest.raises(WorkloadError, match="no workload"):
+            read(path)

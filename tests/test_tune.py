@@ -209,6 +209,7 @@ def test_what_binds_is_the_largest_cause_of_the_part_that_is_missed() -> None:
         ),
         (["--slo", "ttft=1,tpot=1", "--workload", "/nowhere"], "/nowhere"),
         (["--slo", "ttft=1,tpot=1", "--context", "3"], "--context"),
+        (["--slo", "ttft=1,tpot=1", "--flags", "--max-num-seqs 3"], "--max-num-seqs"),
     ],
 )
 def test_misuse_is_named(flags: list[str], named: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,6 +5,8 @@ experiment.py and result.py call it.
 """
 
 import gzip
+import tempfile
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,19 @@ def write_json(path: Path, content: object) -> None:
 
 
 def read_json(path: Path) -> Any:
-    """Return a file's content."""
+    """Return a file's content; raises ValueError, which names it, where it is damaged."""
     data = path.read_bytes()
-    return msgspec.json.decode(gzip.decompress(data) if path.suffix == ".gz" else data)
+    try:
+        return msgspec.json.decode(gzip.decompress(data) if path.suffix == ".gz" else data)
+    except (gzip.BadGzipFile, EOFError, ValueError, zlib.error) as error:
+        raise ValueError(f"{path} is damaged: {error}") from error
+
+
+def check_place(path: Path, flag: str) -> None:
+    """Raise ValueError where no file can be written: before the measuring, not after it."""
+    if path.is_dir():
+        raise ValueError(f"{flag} {str(path)!r} is a folder")
+    try:
+        tempfile.TemporaryFile(dir=path.absolute().parent).close()
+    except OSError as error:
+        raise ValueError(f"{flag} {path} cannot be written: {error.strerror}") from error

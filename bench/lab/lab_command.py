@@ -6,9 +6,11 @@ nothing of a command line. Must never delete what an earlier start has measured.
 """
 
 import argparse
+import json
 import shlex
 import signal
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -21,17 +23,18 @@ from rich.console import Console
 from bench.lab import generator, markdown, summary
 from bench.lab.experiment import Bench, perform
 from bench.lab.figures import FIGURES, client_figures
-from bench.lab.files import read_json, write_json
-from bench.lab.make import ARRIVALS, RECORDED, SOURCES, Recipe, make
+from bench.lab.files import check_place, read_json, write_json
+from bench.lab.make import ARRIVALS, RECORDED, SOURCES, Recipe, check_recipe, make
 from bench.lab.plan import FACTORS, Plan, custom_arms, full, plan_of, quick
 from bench.lab.prompts import IDS_BELOW
 from bench.lab.result import collect
-from bench.lab.serving import ServerFailed
-from bench.lab.workload import Slo, WorkloadError, check, write
+from bench.lab.serving import ServerFailed, check_flags
+from bench.lab.workload import SECONDS_MAX, Slo, WorkloadError, check, write
 
 DONE, WRONG, MISUSE, INTERRUPTED = 0, 1, 2, 130
 PRESETS = {"quick": quick, "full": full}
 LOAD_SLO = Slo(1000.0, 100.0)
+TROUBLES_SHOWN = 3
 
 
 def add_lab_flags(parser: argparse.ArgumentParser) -> None:
@@ -93,7 +96,10 @@ def _add_experiment(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=int)
     parser.add_argument("--max-num-seqs", type=int)
     parser.add_argument(
-        "--flags", default="", metavar="'--dtype f32 ...'", help="server flags of every arm"
+        "--flags",
+        default="",
+        metavar="'--dtype f32 ...'",
+        help="server flags of every arm; one alone as --flags=--nvtx",
     )
     parser.add_argument("--quiet", action="store_true", help="print the result alone")
 
@@ -122,6 +128,8 @@ def _refuse(line: str, code: int) -> int:
 def _experiment(flags: argparse.Namespace) -> int:
     plan = plan_from(flags)
     out = flags.out or Path("iterscope-lab") / plan.name
+    if flags.json is not None:
+        check_place(flags.json, "--json")
     bench = Bench(out=out.expanduser(), plan=plan, programs={})
     return carry_out(bench, beside=flags.json, quiet=flags.quiet)
 
@@ -178,10 +186,16 @@ def plan_from(flags: argparse.Namespace) -> Plan:
     }
     plan = replace(plan, **{name: value for name, value in given.items() if value is not None})
     for name, low in (("repeats", 1), ("seconds", 0.5), ("cut_off_s", 0), ("max_num_seqs", 1)):
-        if getattr(plan, name) < low:
+        if not low <= getattr(plan, name) <= SECONDS_MAX:
             raise ValueError(f"--{name.replace('_', '-')} must be at least {low}")
     if len(plan.arms) < 2:
         raise ValueError("--arm: at least two are compared")
+    if plan.recipe.arrivals == "closed":
+        raise ValueError("--arrivals closed: has no rates to step through")
+    check_recipe(plan.recipe)
+    check_flags(plan.flags, "--flags", also=("--max-num-seqs",))
+    for arm in plan.arms:
+        check_flags(arm.flags, f"--arm {arm.name}")
     return plan
 
 
@@ -215,8 +229,10 @@ def _numbers(text: str, flag: str) -> tuple[float, ...]:
         found = tuple(float(part) for part in text.split(","))
     except ValueError:
         raise ValueError(f"{flag} {text!r} must be numbers separated by commas") from None
-    if not all(0 < number < 1000 for number in found) or len(set(found)) != len(found):
-        raise ValueError(f"{flag} {text!r}: each above 0 and given once")
+    # Of rates three decimals stand in the names of files.
+    alike = len({f"{number:.3f}" for number in found}) < len(found)
+    if not all(0.001 <= number < 1000 for number in found) or alike:
+        raise ValueError(f"{flag} {text!r}: each from 0.001 to 1000 and given once")
     return tuple(sorted(found))
 
 
@@ -248,6 +264,9 @@ def _write(bench: Bench, beside: Path | None, command: str) -> dict[str, Any]:
 
 
 def _report(flags: argparse.Namespace) -> int:
+    for given, flag in ((flags.json, "--json"), (flags.markdown, "--markdown")):
+        if given is not None:
+            check_place(given, flag)
     path = flags.out / "plan.json"
     if not path.exists():
         return _refuse(f"{flags.out} holds no experiment", MISUSE)
@@ -264,10 +283,13 @@ def _report(flags: argparse.Namespace) -> int:
 
 
 def _load(flags: argparse.Namespace) -> int:
+    _check_load(flags)
     found = generator.run(flags)
     outcomes = [ask["outcome"] for ask in found["asks"]]
     for name in sorted(set(outcomes)):
         print(f"{name:<12} {outcomes.count(name)}")
+    for line in _troubles(found):
+        print(f"  {line}")
     told = found["generator"]
     figures = client_figures(found, ttft_ms=LOAD_SLO.ttft_ms, tpot_ms=LOAD_SLO.tpot_ms)
     for name, value in figures.items():
@@ -280,7 +302,36 @@ def _load(flags: argparse.Namespace) -> int:
     return WRONG if told["bottleneck"] or "failed" in outcomes else DONE
 
 
+def _check_load(flags: argparse.Namespace) -> None:
+    """Raise ValueError before anything is sent."""
+    check_place(flags.out, "--out")
+    if not 0 <= flags.cut_off_s <= SECONDS_MAX:
+        raise ValueError(f"--cut-off-s must lie within 0 and {SECONDS_MAX}")
+    try:
+        if not isinstance(json.loads(flags.body), dict):
+            raise ValueError("is no object")
+    except ValueError as error:
+        raise ValueError(f"--body {flags.body!r} is no JSON object: {error}") from None
+    for flag, text in (("--name", flags.name), ("--api-key", flags.api_key or "")):
+        if not (text.isascii() and text.isprintable()):
+            raise ValueError(f"{flag} has what cannot stand in a header")
+
+
+def _troubles(found: dict[str, Any]) -> list[str]:
+    """Return what was said of requests that failed, the most frequent first."""
+    said = Counter(
+        f"{ask['status'] or 'no answer'}: {ask['error'] or 'cut off'}"
+        for ask in found["asks"]
+        if ask["outcome"] in ("failed", "refused")
+    )
+    return [
+        f"{count} x " + "".join(letter if letter.isprintable() else " " for letter in text)
+        for text, count in said.most_common(TROUBLES_SHOWN)
+    ]
+
+
 def _workload(flags: argparse.Namespace) -> int:
+    check_place(flags.out, "--out")
     # An incident of one's own is lived through at its own lengths, unless a context is named.
     own = (flags.workload or "").startswith(RECORDED)
     workload = make(

@@ -14,7 +14,7 @@ from pathlib import Path
 from bench.lab import arrivals, prompts, traces
 from bench.lab.recorded import recorded
 from bench.lab.traces import Row, Trace
-from bench.lab.workload import Ask, Slo, Workload, WorkloadError
+from bench.lab.workload import ASKS_MAX, SECONDS_MAX, Ask, Slo, Workload, WorkloadError
 
 TRACES: dict[str, Callable[[], Trace]] = {
     "azure-conv": lambda: traces.azure("conv"),
@@ -28,6 +28,8 @@ SOURCES = (SYNTHETIC, *TRACES, *TEXTS, f"{RECORDED}PATH")
 ARRIVALS = ("trace", "poisson", "bursts", "diurnal", "closed")
 SYNTHETIC_PROMPT, SYNTHETIC_OUTPUT = (16, 256), (8, 96)
 TEXT_OUTPUT = 96
+CONTEXT_TOKENS_MAX = 2**20
+TENANTS_MAX = 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,11 +64,14 @@ def make(
     In a closed loop `rate` only says how many there are to take from. Without a rate the source is
     sent whole, at its own instants, as long as it took. Raises WorkloadError.
     """
-    if recipe.arrivals not in ARRIVALS:
-        raise WorkloadError(f"arrivals: {recipe.arrivals!r} is none of {', '.join(ARRIVALS)}")
-    count = max(2, round((rate or 0.0) * seconds))
-    trace = _trace(recipe, count, seed)
+    check_recipe(recipe)
+    count = _count(rate, seconds)
     closed = recipe.arrivals == "closed" or concurrency is not None
+    if closed and concurrency is None:
+        raise WorkloadError("concurrency: needed where arrivals are closed")
+    if closed and rate is None:
+        raise WorkloadError("rate: needed; in a closed loop rate x seconds is how many there are")
+    trace = _trace(recipe, count, seed)
     at_s: list[float] | list[None]
     if rate is None:
         rows, scale, at_s, seconds = _whole(trace, recipe)
@@ -92,6 +97,34 @@ def make(
         scale=scale,
         context_tokens=recipe.context_tokens,
     )
+
+
+def check_recipe(recipe: Recipe) -> None:
+    """Raise WorkloadError, which names the field, for a recipe that nothing can be made from."""
+    if recipe.arrivals not in ARRIVALS:
+        raise WorkloadError(f"arrivals: {recipe.arrivals!r} is none of {', '.join(ARRIVALS)}")
+    if not 16 <= recipe.context_tokens <= CONTEXT_TOKENS_MAX:
+        raise WorkloadError(f"context: must lie within 16 and {CONTEXT_TOKENS_MAX}")
+    if not 16 <= recipe.ids_below < 2**31:
+        raise WorkloadError("ids-below: must lie within 16 and 2147483647")
+    if not 1 <= recipe.tenants <= TENANTS_MAX:
+        raise WorkloadError(f"tenants: must lie within 1 and {TENANTS_MAX}")
+    if not 0 <= recipe.cancelled_share <= 1:
+        raise WorkloadError("cancelled: a share lies within 0 and 1")
+    if not 0 < recipe.patience_s <= SECONDS_MAX:
+        raise WorkloadError(f"patience-s: must be above 0 and at most {SECONDS_MAX}")
+    if sum(share for share, _ in recipe.classes) > 1 + 1e-9:
+        raise WorkloadError("class: the shares add up to more than 1")
+
+
+def _count(rate: float | None, seconds: float) -> int:
+    if not 0 < seconds <= SECONDS_MAX:
+        raise WorkloadError(f"seconds: must be above 0 and at most {SECONDS_MAX}")
+    if rate is None:
+        return 2
+    if not 0 < rate * seconds <= ASKS_MAX:
+        raise WorkloadError(f"rate: {rate:g} for {seconds:g} s is not 1 to {ASKS_MAX} requests")
+    return max(2, round(rate * seconds))
 
 
 def _whole(trace: Trace, recipe: Recipe) -> tuple[list[Row], float, list[float], float]:

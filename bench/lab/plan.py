@@ -6,6 +6,7 @@ on what was measured but the capacity, from which rates are taken.
 """
 
 import random
+import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -16,6 +17,7 @@ from bench.lab.workload import Slo
 
 MODES = ("continuous", "static", "dynamic")
 KV_BLOCK_TOKENS = 16
+ARM_NAME_MAX = 40
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,9 +185,12 @@ def custom_arms(texts: Sequence[str]) -> tuple[Arm, ...]:
         name, sign, flags = text.partition("=")
         if not name or not sign:
             raise ValueError(f"--arm {text!r} is not like NAME=--flag value")
-        found.append(Arm(name=name, flags=tuple(flags.split())))
-    if len({arm.name for arm in found}) != len(found):
-        raise ValueError("--arm: two have the same name")
+        if len(name) > ARM_NAME_MAX or not name.isprintable():
+            raise ValueError(f"--arm {name[:ARM_NAME_MAX]!r}: at most {ARM_NAME_MAX} letters")
+        found.append(Arm(name=name, flags=tuple(shlex.split(flags))))
+    # Runs are told apart by the names of their files, in which "a b" and "a-b" are one.
+    if len({arm.safe_name for arm in found}) != len(found):
+        raise ValueError("--arm: two have the same name, or names alike but for their signs")
     return tuple(found)
 
 

@@ -28,8 +28,21 @@ WITH_PARENT = (
 """PR_SET_PDEATHSIG outlives exec: the server is told to end when the lab's own thread is gone."""
 
 
+OWN_FLAGS = ("--port", "--history", "--no-history", "--api-key", "--config", "--print-config")
+"""What a measured server is started with, or must do without; nobody else's to set."""
+
+
 class ServerFailed(Exception):
     """A server that did not start, or was not idle in time: the end of its log."""
+
+
+def check_flags(flags: Sequence[str], where: str, *, also: Sequence[str] = ()) -> None:
+    """Raise ValueError for flags that would take a server out of its measurer's hands."""
+    for flag in (text.partition("=")[0] for text in flags):
+        if flag in OWN_FLAGS:
+            raise ValueError(f"{where}: {flag} is set by the measurement itself")
+        if flag in also:
+            raise ValueError(f"{where}: {flag} is a flag of this command")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

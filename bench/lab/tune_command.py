@@ -21,7 +21,7 @@ from bench.lab import workload
 from bench.lab.lab_command import slo_of
 from bench.lab.make import SOURCES, Recipe
 from bench.lab.prompts import IDS_BELOW
-from bench.lab.serving import PROGRAM, ServerFailed
+from bench.lab.serving import PROGRAM, ServerFailed, check_flags
 from bench.lab.tune import Found, Setting, is_possible, search
 from bench.lab.tune_runs import CUT_OFF_S, START_S, WARM_S, Tuning, ground_of
 from bench.lab.tune_told import show, told
@@ -32,6 +32,7 @@ from engine.config import EngineConfig
 DONE, WRONG, MISUSE = 0, 1, 2
 RUNS_WIDE, RUNS_NARROW = 30, 21
 """Runs that a search of eight or of four other settings takes, with its rate and its proof."""
+SEARCHED = ("--max-num-seqs", "--max-num-batched-tokens", "--long-prefill-tokens", "--model")
 LEAST_S, WIDE_S = 4.0, 8.0
 """A wide search needs so many seconds a run: fewer requests would say nothing."""
 
@@ -54,7 +55,10 @@ def add_tune_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--ids-below", type=int, default=IDS_BELOW, help="of token ids")
     parser.add_argument("--minutes", type=float, default=10.0, help="what the search may take")
     parser.add_argument(
-        "--flags", default="", metavar="'--dtype f32 ...'", help="server flags of every setting"
+        "--flags",
+        default="",
+        metavar="'--dtype f32 ...'",
+        help="server flags of every setting; one alone as --flags=--nvtx",
     )
     parser.add_argument("--max-num-seqs", type=int, default=engine.max_num_seqs, help="to begin at")
     parser.add_argument(
@@ -102,6 +106,7 @@ def tune(
         raise ValueError("--minutes must lie within 0.02 and 1440")
     if flags.rate is not None and not 0 < flags.rate < 1e5:
         raise ValueError("--rate must be above 0")
+    check_flags(shlex.split(flags.flags), "--flags", also=SEARCHED)
     fixed = _fixed(flags)
     seconds, others = _cut(flags.minutes * 60, START_S)
     tuning = Tuning(

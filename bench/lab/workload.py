@@ -7,12 +7,17 @@ server again. Prompts stand in it as they are sent. Must never draw a random num
 
 import gzip
 import hashlib
+import zlib
 from pathlib import Path
 
 import msgspec
 
 FORM = "iterscope-workload-1"
 ASKS_MAX = 200_000
+SECONDS_MAX = 86_400
+TOKENS_MAX = 2**31
+ROUNDED_S = 1e-3
+"""Instants are kept rounded: the last may lie so much behind the end."""
 
 
 class WorkloadError(Exception):
@@ -91,9 +96,11 @@ def read(path: Path) -> Workload:
         if content.startswith(b"\x1f\x8b"):
             content = gzip.decompress(content)
         workload = msgspec.json.decode(content, type=Workload)
+    except gzip.BadGzipFile as error:
+        raise WorkloadError(f"{path} is no workload: {error}") from error
     except OSError as error:
         raise WorkloadError(f"{path} cannot be read: {error.strerror or error}") from error
-    except (EOFError, ValueError) as error:
+    except (EOFError, ValueError, zlib.error) as error:
         raise WorkloadError(f"{path} is no workload: {error}") from error
     check(workload)
     return workload
@@ -103,8 +110,10 @@ def check(workload: Workload) -> None:
     """Raise WorkloadError for what types cannot say."""
     if workload.form != FORM:
         raise WorkloadError(f"form: {workload.form!r} is not {FORM!r}")
-    if not 0 < workload.seconds <= 86_400:
-        raise WorkloadError("seconds: must lie within 0 and 86400")
+    if not 0 < workload.seconds <= SECONDS_MAX:
+        raise WorkloadError(f"seconds: must be above 0 and at most {SECONDS_MAX}")
+    if not 0 <= workload.think_s <= SECONDS_MAX:
+        raise WorkloadError(f"think_s: must lie within 0 and {SECONDS_MAX}")
     if not 0 < len(workload.asks) <= ASKS_MAX:
         raise WorkloadError(f"asks: there must be 1 to {ASKS_MAX}")
     if workload.concurrency is not None and not 1 <= workload.concurrency <= 4096:
@@ -112,12 +121,27 @@ def check(workload: Workload) -> None:
     last = 0.0
     for number, ask in enumerate(workload.asks):
         where = f"asks[{number}]"
-        if not ask.prompt:
-            raise WorkloadError(f"{where}.prompt: is empty")
-        if ask.max_tokens < 1:
-            raise WorkloadError(f"{where}.max_tokens: must be at least 1")
+        _check_ask(ask, where)
         if workload.concurrency is not None:
             continue
         if ask.at_s is None or not last <= ask.at_s:
             raise WorkloadError(f"{where}.at_s: instants must be given and ascend")
+        if ask.at_s > workload.seconds + ROUNDED_S:
+            raise WorkloadError(f"{where}.at_s: lies beyond the workload's seconds")
         last = ask.at_s
+
+
+def _check_ask(ask: Ask, where: str) -> None:
+    if not ask.prompt:
+        raise WorkloadError(f"{where}.prompt: is empty")
+    if not 1 <= ask.max_tokens <= TOKENS_MAX:
+        raise WorkloadError(f"{where}.max_tokens: must lie within 1 and {TOKENS_MAX}")
+    if ask.priority is not None and not -(2**63) <= ask.priority < 2**63:
+        raise WorkloadError(f"{where}.priority: is no number of 64 bits")
+    if ask.leaves_after_s is not None and ask.leaves_after_s < 0:
+        raise WorkloadError(f"{where}.leaves_after_s: must not be negative")
+    if ask.slo is not None and not (ask.slo.ttft_ms > 0 and ask.slo.tpot_ms > 0):
+        raise WorkloadError(f"{where}.slo: times must be above 0")
+    # It stands in a line of the request's head: a line break would begin another.
+    if ask.tenant is not None and not ask.tenant.isprintable():
+        raise WorkloadError(f"{where}.tenant: has what cannot stand in a header")
