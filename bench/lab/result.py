@@ -239,28 +239,36 @@ def notes(plan: Plan, runs: Sequence[dict[str, Any]], equal: dict[str, Any]) -> 
         yield f"{len(runs)} of {plan.runs} runs were done: what is missing says nothing."
     stolen = sum(run["stolen_share"] > STOLEN_MAX for run in runs)
     if stolen:
-        yield f"In {stolen} runs the host took more than {STOLEN_MAX:.0%} of the CPU."
+        yield f"In {_many(stolen, 'run')} the host took more than {STOLEN_MAX:.0%} of the CPU."
     crowded = sum(run["others_cpu_share"] > CROWD_MAX for run in runs)
     if crowded:
-        yield f"In {crowded} runs other programs took more than {CROWD_MAX:.0%} of the CPU."
+        told = _many(crowded, "run")
+        yield f"In {told} other programs took more than {CROWD_MAX:.0%} of the CPU."
     slow = sum(run["generator"]["bottleneck"] for run in runs)
     if slow:
-        yield f"In {slow} runs the load generator itself was late: their latencies hold its delay."
+        told = f"In {_many(slow, 'run')} the load generator itself was late"
+        yield f"{told}: latencies hold its delay."
     tokenless = sum(run["requests"]["without_first_token"] for run in runs)
     if tokenless:
         yield (
-            f"{tokenless} requests had no first token at the cut-off, {plan.cut_off_s:g} s after "
-            "the last arrival; they count with the time until then, less than the truth."
+            f"{_many(tokenless, 'request')} had no first token at the cut-off, "
+            f"{plan.cut_off_s:g} s after the last arrival; they count with the time until then, "
+            "less than the truth."
         )
     failed = sum(run["requests"]["failed"] + run["requests"]["refused"] for run in runs)
     if failed:
-        yield f"{failed} requests failed or were refused."
+        yield f"{_many(failed, 'request')} failed or refused."
     if plan.repeats < 5:
         yield (
-            f"With {plan.repeats} repeats only differences that are large against their spread "
-            "are told from chance; what is called the same may differ."
+            f"With {_many(plan.repeats, 'repeat')} only differences that are large against their "
+            "spread are told from chance; what is called the same may differ."
         )
     if not equal["allowed"]:
         yield "Some answers differed between arms by more than rounding explains."
     if equal["not_known"]:
-        yield f"In {equal['not_known']} answers that differed nobody asked how far apart they were."
+        told = _many(equal["not_known"], "answer")
+        yield f"In {told} that differed nobody asked how far apart they were."
+
+
+def _many(count: int, thing: str) -> str:
+    return f"{count} {thing}" if count == 1 else f"{count} {thing}s"
