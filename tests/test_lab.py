@@ -20,7 +20,7 @@ import pytest
 from rich.console import Console
 
 from bench.lab import files, summary
-from bench.lab.experiment import Bench, cells, perform
+from bench.lab.experiment import Bench, agree, cells, perform
 from bench.lab.figures import FIGURES
 from bench.lab.progress import Shown
 from bench.lab.result import collect
@@ -88,6 +88,17 @@ def test_killed_or_stopped_it_goes_on_from_there(model: Path, tmp_path: Path) ->
     assert (out / "report.html").exists()
     with pytest.raises(WorkloadError, match="seed"):
         perform(_seeded(lab_bench.bench(out, model)), quiet=True)
+
+
+def test_a_plan_of_which_nothing_was_measured_gives_way(tmp_path: Path) -> None:
+    bench = lab_bench.bench(tmp_path, Path("model"))
+    (tmp_path / "runs").mkdir()
+    agree(bench)
+    agree(_seeded(bench))
+    assert files.read_json(tmp_path / "plan.json")["seed"] == 2
+    (tmp_path / "capacity.json").write_text("{}")
+    with pytest.raises(WorkloadError, match="seed"):
+        agree(bench)
 
 
 def _seeded(bench: Bench) -> Bench:
@@ -180,6 +191,8 @@ LOAD = ("load", "nowhere", "--url", "http://127.0.0.1:1")
         (["quick", "--flags=--history=x"], "--history"),
         (["quick", "--flags", "--max-num-seqs 3"], "--max-num-seqs"),
         (["quick", "--arrivals", "closed"], "--arrivals"),
+        (["quick", "--workload", "nothing"], "workload"),
+        (["quick", "--workload", "recorded:/nowhere"], "/nowhere"),
         (["quick", "--seconds", "nan"], "--seconds"),
         (["quick", "--json", "/nowhere/x"], "--json"),
         (["quick", "--repeats", "0"], "--repeats"),

@@ -77,10 +77,14 @@ def perform(bench: Bench, *, quiet: bool = False) -> None:
 
 
 def agree(bench: Bench) -> None:
-    """Write the plan, or hold it against the one that is there; raises WorkloadError."""
+    """Write the plan, or hold it against the one that is there; raises WorkloadError.
+
+    A plan of which nothing was measured, as after a slip of the pen, gives way.
+    """
     asked = msgspec.json.decode(msgspec.json.encode(bench.plan))  # as the file has it
     path = bench.out / "plan.json"
-    if path.exists():
+    measured = (bench.out / "capacity.json").exists() or any((bench.out / "runs").iterdir())
+    if path.exists() and measured:
         there = read_json(path)
         parted = sorted(name for name in asked if asked[name] != there.get(name))
         if parted:

@@ -220,5 +220,6 @@ def answer_of(reads: list[tuple[int, bytes]]) -> Answer:
         for at_ns, data in reads:
             reader.read(at_ns, data)
     except (httptools.HttpParserError, msgspec.DecodeError) as error:
-        answer.trouble = f"not readable: {error}"
+        # What a callback raised says more than that one did.
+        answer.trouble = f"not readable: {error.__context__ or error}"
     return answer

@@ -116,7 +116,10 @@ def run_lab_command(flags: argparse.Namespace) -> int:
         return _report(flags)
     except (WorkloadError, ValueError) as error:
         return _refuse(str(error), MISUSE)
-    except (ServerFailed, OSError) as error:
+    except OSError as error:
+        told = f"{error.filename}: {error.strerror}" if error.filename else str(error)
+        return _refuse(told, WRONG)
+    except ServerFailed as error:
         return _refuse(str(error), WRONG)
 
 
@@ -130,6 +133,8 @@ def _experiment(flags: argparse.Namespace) -> int:
     out = flags.out or Path("iterscope-lab") / plan.name
     if flags.json is not None:
         check_place(flags.json, "--json")
+    # A source that yields nothing is told before a server starts.
+    make(plan.recipe, rate=1.0, seconds=2.0, seed=plan.seed)
     bench = Bench(out=out.expanduser(), plan=plan, programs={})
     return carry_out(bench, beside=flags.json, quiet=flags.quiet)
 
@@ -187,7 +192,8 @@ def plan_from(flags: argparse.Namespace) -> Plan:
     plan = replace(plan, **{name: value for name, value in given.items() if value is not None})
     for name, low in (("repeats", 1), ("seconds", 0.5), ("cut_off_s", 0), ("max_num_seqs", 1)):
         if not low <= getattr(plan, name) <= SECONDS_MAX:
-            raise ValueError(f"--{name.replace('_', '-')} must be at least {low}")
+            flag = f"--{name.replace('_', '-')}"
+            raise ValueError(f"{flag} must lie within {low} and {SECONDS_MAX}")
     if len(plan.arms) < 2:
         raise ValueError("--arm: at least two are compared")
     if plan.recipe.arrivals == "closed":
