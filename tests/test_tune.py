@@ -118,6 +118,10 @@ def test_without_time_nothing_is_said() -> None:
     said = "\n".join(lines(told(found, GROUND)))
     assert "no search took place" in said
     assert "--minutes" in said
+    short = searched(machine(BASE), runs=4)
+    assert short.runs() == 4, "the base and as many others as there is time for"
+    assert short.out_of_time
+    assert "--minutes" in "\n".join(lines(told(short, GROUND)))
     raced = searched(machine(BASE), runs=9)
     assert raced.out_of_time
     assert "no round of proof took place" in "\n".join(lines(told(raced, GROUND)))

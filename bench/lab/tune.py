@@ -19,6 +19,7 @@ CHUNK_LEAST, SEQS_MOST, TOKENS_MOST = 16, 1024, 16384
 NUMBERS = ("max_num_seqs", "max_num_batched_tokens", "long_prefill_tokens")
 ALIKE = 0.02
 """Shares of requests in time that are closer than this say nothing; then latencies decide."""
+RACING_LEAST = 2
 PROOFS_LEAST, PROOFS_MOST = 3, 12
 
 
@@ -120,6 +121,8 @@ def search(
 ) -> Found:
     """Return what the runs say; `has_time` is asked before each round, for so many runs."""
     racing = neighbours(found.base, most)
+    while len(racing) > RACING_LEAST and not has_time(len(racing) + 1):
+        racing = racing[:-1]  # the least telling stay out where time is short
     number = 0
     while len(racing) > 1 and has_time(len(racing) + 1):
         racing = _round(found, measure, racing, number, seed)
