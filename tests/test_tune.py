@@ -127,6 +127,26 @@ def test_without_time_nothing_is_said() -> None:
     assert "no round of proof took place" in "\n".join(lines(told(raced, GROUND)))
 
 
+@pytest.mark.parametrize("runs", [0, 4, 20, 24])
+def test_ctrl_c_ends_it_with_what_has_run(runs: int) -> None:
+    left = [runs]
+    measure = machine(replace(BASE, max_num_seqs=16))
+
+    def stopped(setting: Setting, number: int) -> Trial | None:
+        left[0] -= 1
+        if left[0] < 0:
+            raise KeyboardInterrupt
+        return measure(setting, number)
+
+    found = search(Found(BASE, SLO), stopped, lambda _: True, most=8, seed=3)
+    assert found.stopped
+    assert found.runs() == runs
+    said = "\n".join(lines(told(found, GROUND)))
+    assert "stopped" in said
+    assert "time was out" not in said
+    assert (found.best is None) == (runs == 0)
+
+
 def test_a_setting_that_no_server_takes_leaves_the_race() -> None:
     best = replace(BASE, max_num_seqs=32)
     on_any = machine(best)

@@ -81,6 +81,7 @@ class Found:
     proof_from: int | None = None
     best: Setting | None = None
     out_of_time: bool = False
+    stopped: bool = False
 
     def runs(self) -> int:
         """Return how many runs there are."""
@@ -119,29 +120,40 @@ def is_possible(setting: Setting) -> bool:
 def search(
     found: Found, measure: Measure, has_time: Callable[[int], bool], *, most: int, seed: int
 ) -> Found:
-    """Return what the runs say; `has_time` is asked before each round, for so many runs."""
+    """Return what the runs say; `has_time` is asked before each round, for so many runs.
+
+    Ctrl-C ends it with what has run by then.
+    """
     racing = neighbours(found.base, most)
     while len(racing) > RACING_LEAST and not has_time(len(racing) + 1):
         racing = racing[:-1]  # the least telling stay out where time is short
     number = 0
-    while len(racing) > 1 and has_time(len(racing) + 1):
-        racing = _round(found, measure, racing, number, seed)
-        racing = best_of(found, racing, max(1, len(racing) // 2))
-        if number == 0:
-            both = combined(found)
-            racing += [both] if both is not None and both not in racing else []
-        number += 1
+    try:
+        while len(racing) > 1 and has_time(len(racing) + 1):
+            racing = _round(found, measure, racing, number, seed)
+            racing = best_of(found, racing, max(1, len(racing) // 2))
+            if number == 0:
+                both = combined(found)
+                racing += [both] if both is not None and both not in racing else []
+            number += 1
+    except KeyboardInterrupt:
+        ran = best_of(found, [one for one in found.trials if one != found.base], 1)
+        return replace(found, best=ran[0] if ran else None, out_of_time=True, stopped=True)
     if number:
         racing = best_of(found, racing, 1)
     if len(racing) != 1:
         return replace(found, out_of_time=True)
     (winner,) = racing
-    first = number
-    while number - first < PROOFS_MOST and has_time(2):
-        if not _round(found, measure, [winner], number, seed):
-            break
-        number += 1
-    return replace(found, proof_from=first, best=winner, out_of_time=number - first < PROOFS_LEAST)
+    first, stopped = number, False
+    try:
+        while number - first < PROOFS_MOST and has_time(2):
+            if not _round(found, measure, [winner], number, seed):
+                break
+            number += 1
+    except KeyboardInterrupt:
+        stopped = True
+    few = number - first < PROOFS_LEAST
+    return replace(found, proof_from=first, best=winner, out_of_time=few, stopped=stopped)
 
 
 def _round(

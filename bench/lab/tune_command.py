@@ -1,8 +1,9 @@
 """`iterscope tune`: search max_num_seqs, token budget and chunk cap by measured runs.
 
-Owns its flags, how its time is cut into runs, and its exit codes: 0 done, 1 it failed, 2 misuse.
-server/cli.py calls it; tune_runs.py starts the servers, tune.py searches, tune_told.py says what
-was found. Must never change a server that it did not start.
+Owns its flags, how its time is cut into runs, and its exit codes: 0 done, 1 it failed, 2 misuse,
+130 cut short, with what had run by then. server/cli.py calls it; tune_runs.py starts the servers,
+tune.py searches, tune_told.py says what was found. Must never change a server that it did not
+start.
 """
 
 import argparse
@@ -29,7 +30,7 @@ from bench.lab.workload import Workload, WorkloadError
 from bench.machine import StolenTime, describe
 from engine.config import EngineConfig
 
-DONE, WRONG, MISUSE = 0, 1, 2
+DONE, WRONG, MISUSE, INTERRUPTED = 0, 1, 2, 130
 RUNS_WIDE, RUNS_NARROW = 30, 21
 """Runs that a search of eight or of four other settings takes, with its rate and its proof."""
 SEARCHED = ("--max-num-seqs", "--max-num-batched-tokens", "--long-prefill-tokens", "--model")
@@ -91,7 +92,7 @@ def run_tune_command(flags: argparse.Namespace) -> int:
     else:
         width = None if sys.stdout.isatty() else 120
         show(found, Console(highlight=False, width=width))
-    return DONE
+    return INTERRUPTED if found["stopped"] else DONE
 
 
 def tune(

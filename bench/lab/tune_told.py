@@ -52,6 +52,7 @@ def told(found: Found, ground: dict[str, Any]) -> dict[str, Any]:
         "notes": [*ground.get("notes", []), *_unsteady(found)],
         "runs": found.runs(),
         "out_of_time": found.out_of_time,
+        "stopped": found.stopped,
         "base": _setting(found.base),
         "best": None if found.best is None else _setting(found.best),
         "better": better,
@@ -134,7 +135,9 @@ def lines(result: dict[str, Any]) -> list[str]:
     for name, what in (("base", "begun with"), ("best", "best found")):
         if name == "base" or result["best"] not in (None, result["base"]):
             said.append(f"{what}: {_good(result, name)}; {result['why'][name]['says']}")
-    if result["out_of_time"]:
+    if result["stopped"]:
+        said.append("stopped; this is what had run until then")
+    elif result["out_of_time"]:
         said.append("time was out before the proof was done: give it more with --minutes")
     return said + [f"- {note}" for note in result["notes"]]
 
