@@ -6,6 +6,7 @@ a bare socket lets a test break a connection as it likes.
 
 import json
 import socket
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -75,3 +76,11 @@ def raw_request(
 def in_flight(server: Server) -> list[Any]:
     listed: list[Any] = server.get("/v1/requests").json()["data"]
     return listed
+
+
+def bring(server: Server, path: Path) -> str:
+    """Send a recorded file to the server; return the name that it has there."""
+    answer = httpx.post(f"{server.url}/telemetry/incidents", content=path.read_bytes(), timeout=60)
+    assert answer.status_code == 200, answer.text
+    name: str = answer.json()["name"]
+    return name

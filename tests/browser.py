@@ -11,6 +11,8 @@ from contextlib import contextmanager
 
 from playwright.sync_api import Browser, ConsoleMessage, Error, Page, expect, sync_playwright
 
+from tests.servers import Server, wait
+
 FLAGS = [
     "--no-sandbox",
     "--disable-gpu",
@@ -107,3 +109,14 @@ def leave_clean(page: Page) -> None:
     page.context.clear_cookies()
     page.goto("about:blank")
     page.evaluate(f"window.name = {LEFT!r}")
+
+
+def visit(page: Page, server: Server, address: str) -> None:
+    """Open an address of the dashboard anew, as from outside."""
+    page.goto("about:blank")
+    page.goto(f"{server.url}/dashboard/{address}")
+
+
+def until(page: Page, truth: str) -> None:
+    """Wait for an expression in the page; its policy lets Playwright's own waiting run nothing."""
+    wait(lambda: page.evaluate(truth), WAIT_MS / 1e3)

@@ -15,8 +15,8 @@ import pytest
 from playwright.sync_api import Browser, Page, Route, expect
 
 from tests import tiny
-from tests.browser import chromium, watched_page
-from tests.servers import Server, serving, wait
+from tests.browser import chromium, until, watched_page
+from tests.servers import Server, serving
 
 ROOT = Path(__file__).resolve().parent.parent
 WAIT_S = 30.0
@@ -94,11 +94,6 @@ def send(page: Page, prompt: str, *, max_tokens: int) -> None:
     page.get_by_label("Prompt").fill(prompt)
     page.get_by_label("max tokens").fill(str(max_tokens))
     page.get_by_role("button", name="Send", exact=True).click()
-
-
-def until(page: Page, truth: str) -> None:
-    """Wait for an expression in the page; its policy lets Playwright's own waiting run nothing."""
-    wait(lambda: page.evaluate(truth), WAIT_S)
 
 
 def wait_ended(page: Page, count: int) -> None:

@@ -19,8 +19,8 @@ from playwright.sync_api import Browser, Page, expect
 
 from telemetry.records import KINDS
 from tests import tiny
-from tests.browser import CALM, chromium, watched_page
-from tests.servers import Server, engine_pid, serving, wait
+from tests.browser import CALM, chromium, until, watched_page
+from tests.servers import Server, engine_pid, serving
 
 WAIT_S = 30.0
 STEPS = """() => {
@@ -111,10 +111,6 @@ def together(server: Server, count: int, *, max_tokens: int) -> None:
         thread.start()
     for thread in threads:
         thread.join(WAIT_S)
-
-
-def until(page: Page, truth: str) -> None:
-    wait(lambda: page.evaluate(truth), WAIT_S)
 
 
 def sql(server: Server, query: str) -> list[list[Any]]:
