@@ -74,7 +74,11 @@ def _version(name: str) -> str:
 
 
 def _revision() -> str:
-    command = ["git", "describe", "--always", "--dirty"]
+    # Of the checkout that this file is of, wherever the command was given; a wheel has none.
+    here = Path(__file__).parents[1]
+    if not (here / ".git").exists():
+        return "unknown"
+    command = ["git", "-C", str(here), "describe", "--always", "--dirty"]
     try:
         found = subprocess.run(command, capture_output=True, text=True, check=False)
     except FileNotFoundError:  # installed where there is no git

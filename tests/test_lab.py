@@ -19,7 +19,7 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from bench.lab import files, summary
+from bench.lab import files, markdown, summary
 from bench.lab.experiment import Bench, agree, cells, perform
 from bench.lab.figures import FIGURES
 from bench.lab.progress import Shown
@@ -240,6 +240,19 @@ def test_the_time_left_is_that_of_runs_alone() -> None:
     assert shown.left_s == 15 * 8 - 5
     now[0] += 60  # a run that takes long leaves those after it as they are
     assert shown.left_s == 14 * 8
+
+
+def test_who_kept_the_objective_at_every_rate_is_in_no_ratio() -> None:
+    result = files.read_json(ROOT / "docs/lab-full.json")
+    row = result["at_slo"][0]
+    assert "mean ratio 0.55 (" in summary.at_slo_in_words(result, row)
+    for point in result["operating_points"]:
+        point["interpolated"] = point["arm"] != "continuous"
+    told = summary.at_slo_in_words(result, row)
+    assert "static 5.66 requests/s, continuous at least 10.25: no ratio" in told
+    assert "continuous at least 10.25 requests/s, static 5.66: no ratio" in "\n".join(
+        markdown.page(result)
+    )
 
 
 def test_a_name_is_printed_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:

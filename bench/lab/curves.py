@@ -161,6 +161,12 @@ def operating_points(runs: Runs, plan: Plan) -> list[dict[str, Any]]:
     return found
 
 
+def open_ended(result: dict[str, Any]) -> set[str]:
+    """Return the arms that kept the objective at the highest rate: it is no limit of theirs."""
+    points = result.get("operating_points") or []
+    return {point["arm"] for point in points if not point.get("interpolated")}
+
+
 def _point(rate: float, figures: dict[str, Any], key: str) -> tuple[float, float, float]:
     return rate, figures["goodput_share"][key], figures["output_tok_s"][key]
 

@@ -81,7 +81,8 @@ HYPOTHESES = (
     Hypothesis(
         name="throughput",
         question="Does it yield more tokens a second?",
-        claim="From 0.9 of its capacity on, {baseline} yields more tokens a second than {arms}.",
+        claim="From {since:g} of its capacity on, {baseline} yields more tokens a second than "
+        "{arms}.",
         figures=("output_tok_s",),
         from_fraction=0.9,
         evidence=(("rows in a step, and how many of them nobody waits for", ROWS_SQL),),
@@ -106,7 +107,8 @@ HYPOTHESES = (
     Hypothesis(
         name="goodput",
         question="Are more requests served within the objective?",
-        claim="From 0.9 of its capacity on, {baseline} serves more requests within the objective.",
+        claim="From {since:g} of its capacity on, {baseline} serves more requests within the "
+        "objective.",
         figures=("goodput_share",),
         from_fraction=0.9,
         evidence=(("where a mean request's time went", FIRST_SQL),),
@@ -145,7 +147,9 @@ def judge(plan: Plan, rows: Sequence[Row], fractions: Sequence[float]) -> list[d
         places = [place for place, row in enumerate(rows) if _rests_on(one, row, fractions)]
         verdict, because = _verdict(one, [rows[place] for place in places])
         lowest = min(fractions, default=min(plan.fractions))
-        claim = one.claim.format(baseline=plan.baseline.name, arms=others, lowest=lowest)
+        claim = one.claim.format(
+            baseline=plan.baseline.name, arms=others, lowest=lowest, since=_since(one, fractions)
+        )
         found.append(
             {
                 "name": one.name,
@@ -165,7 +169,12 @@ def _rests_on(one: Hypothesis, row: Row, fractions: Sequence[float]) -> bool:
         return False
     if one.lowest_only:
         return bool(row["fraction"] == min(fractions))
-    return bool(row["fraction"] >= min(one.from_fraction, max(fractions)))
+    return bool(row["fraction"] >= _since(one, fractions))
+
+
+def _since(one: Hypothesis, fractions: Sequence[float]) -> float:
+    """Return the rate from which a claim is judged: where none was so high, the highest."""
+    return min(one.from_fraction, max(fractions, default=one.from_fraction))
 
 
 def _verdict(one: Hypothesis, rows: Sequence[Row]) -> tuple[str, str]:

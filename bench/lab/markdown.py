@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from bench.lab.curves import open_ended
+
 COLUMNS = (
     ("output_tok_s", "tokens/s", 1),
     ("ttft_p50_ms", "first token p50, ms", 0),
@@ -98,9 +100,12 @@ def _within(result: dict[str, Any]) -> Iterator[str]:
     yield ""
     for row in result["at_slo"]:
         unit = "requests/s" if row["figure"] == "at_slo_requests_s" else "tokens/s"
+        ours, theirs = (
+            "at least " if row[name] in open_ended(result) else "" for name in ("arm", "baseline")
+        )
         yield (
-            f"- {row['baseline']} {row['baseline_mean']:.2f} {unit}, {row['arm']} "
-            f"{row['arm_mean']:.2f}: {interval(row)}"
+            f"- {row['baseline']} {theirs}{row['baseline_mean']:.2f} {unit}, {row['arm']} "
+            f"{ours}{row['arm_mean']:.2f}: {'no ratio' if ours or theirs else interval(row)}"
         )
     yield ""
 

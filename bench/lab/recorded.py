@@ -14,6 +14,7 @@ import msgspec
 from bench.lab.traces import Row, Trace
 from bench.lab.workload import Slo, WorkloadError
 from telemetry.answer import Answer, QueryError
+from telemetry.notes import read_server_file
 from telemetry.objective import Objective
 from telemetry.sandbox import Sandbox, SandboxFailed
 from telemetry.wire import OpenFile, OpenFolder, question
@@ -43,7 +44,9 @@ class RecordReader:
             self._sandbox.open(OpenFolder(path=place) if path.is_dir() else OpenFile(path=place))
         except SandboxFailed as error:
             self._sandbox.close()
-            raise WorkloadError(f"{path}: {error}") from error
+            server = read_server_file(path) if path.is_dir() else None
+            told = f"{server.url} writes it; `iterscope record` copies it" if server else error
+            raise WorkloadError(f"{path}: {told}") from error
 
     def ask(self, sql: str, parameters: list[object]) -> Answer:
         """Return the answer to one SELECT."""

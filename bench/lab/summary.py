@@ -11,6 +11,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from bench.lab.curves import open_ended
+
 COLUMNS = (
     ("output_tok_s", "tokens/s", 1),
     ("ttft_p50_ms", "first token p50 ms", 0),
@@ -34,7 +36,7 @@ def show(result: dict[str, Any], console: Console) -> None:
             f"{capacity['output_tok_s']:.0f} tokens/s"
         )
     for row in result["at_slo"]:
-        console.print(f"within the objective, {escape(_compared(row))}")
+        console.print(f"within the objective, {escape(at_slo_in_words(result, row))}")
     for one in result["hypotheses"]:
         told = escape(f"{one['claim']} {one['because']}")
         console.print(f"[bold]{one['verdict']:>7}[/]  {told}", soft_wrap=True)
@@ -74,10 +76,22 @@ def _mean(figure: dict[str, Any] | None, digits: int) -> str:
     return "" if figure is None else f"{figure['mean']:,.{digits}f}"
 
 
-def _compared(row: dict[str, Any]) -> str:
+def at_slo_in_words(result: dict[str, Any], row: dict[str, Any]) -> str:
+    """Return what the objective allows an arm and the baseline.
+
+    Who kept it at the highest rate that was run is told as "at least", and is in no ratio.
+    """
     unit = "requests/s" if row["figure"] == "at_slo_requests_s" else "tokens/s"
-    told = f"{row['arm']} {row['arm_mean']:.2f} {unit}, {row['baseline']} "
-    told += f"{row['baseline_mean']:.2f}: "
+    kept = open_ended(result)
+    told = []
+    for name, mean in ((row["arm"], row["arm_mean"]), (row["baseline"], row["baseline_mean"])):
+        least = "at least " if name in kept else ""
+        told.append(f"{name} {least}{mean:.2f}")
+    whole = f"{told[0]} {unit}, {told[1]}: "
+    if kept & {row["arm"], row["baseline"]}:
+        return whole + "no ratio, the highest rate that was run is no limit"
+    # Of pairs, so that it need not be the means' own.
+    whole += f"mean {row['kind']} {row['value']:.2f}"
     if row["low"] is None:
-        return told + f"{row['kind']} {row['value']:.2f}, one pair"
-    return told + f"{row['kind']} {row['value']:.2f} ({row['low']:.2f} to {row['high']:.2f})"
+        return f"{whole}, one pair"
+    return f"{whole} ({row['low']:.2f} to {row['high']:.2f})"

@@ -37,6 +37,7 @@ WORK = MappingProxyType(
         "not known": ("l-unknown", ("unexplained",)),
     }
 )
+LOST = ("idle_row_ms", "batch_held_ms", "batch_closed_ms")
 Gathered = MappingProxyType[str, tuple[str, tuple[str, ...]]]
 
 
@@ -115,16 +116,18 @@ def _causes_table(result: Result, rows: list[Result], of: set[str]) -> Table:
 def _lost(result: Result) -> Safe:
     found = result.get("static_lost") or []
     rows = in_order(result, [row for row in found if row["arm"] != baseline_of(result)])
-    if not rows:
-        return Safe("")
+    costly = {row["arm"] for row in found if any(row[name] for name in LOST)}
+    if not costly & {row["arm"] for row in rows}:
+        return Safe("")  # no arm is a fixed batch
+    base = baseline_of(result)
     told = Told(
         name="lost",
         title="Why a fixed batch lost",
         unit="ms",
         caption=(
             "What its rules cost: device time spent on rows of requests that were over, and time "
-            "of a mean request outside a closed batch and inside one that was done with it. "
-            f"None of it exists with {baseline_of(result)}."
+            "of a mean request outside a closed batch and inside one that was done with it."
+            + ("" if base in costly else f" None of it exists with {base}.")
         ),
     )
     heads = ["rate", "arm", "idle rows", "device on idle rows", "waits outside", "held inside"]

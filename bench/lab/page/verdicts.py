@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from types import MappingProxyType
 from typing import Any
 
+from bench.lab.curves import open_ended
 from bench.lab.page.arms import (
     Result,
     baseline_of,
@@ -54,9 +55,17 @@ def _tile(result: Result, name: str) -> Safe | None:
     if point is None:
         return None
     at_slo = point.get("at_slo_requests_s")
-    against = next((r for r in result.get("at_slo") or [] if r["arm"] == name), None)
+    paired = [r for r in result.get("at_slo") or [] if r["figure"] == "at_slo_requests_s"]
+    against = next((row for row in paired if row["arm"] == name), None)
+    # Where repeats are whole their mean is told, the one that ratios and the summary speak of.
+    if name == baseline_of(result) and paired:
+        at_slo = paired[0]["baseline_mean"]
+    elif against:
+        at_slo = against["arm_mean"]
     if name == baseline_of(result):
         beside = "the baseline"
+    elif against and {name, against["baseline"]} & open_ended(result):
+        beside = "no ratio: the highest rate is no limit"
     elif against and against.get("value") is not None:
         beside = (
             f"{times(against)} of {against['baseline']}"
