@@ -24,7 +24,7 @@ def profile(bench: Bench, rows: int) -> dict[str, float]:
     core, recorder = bench.core, bench.recorder
     recorder.clear()
     for _ in range(rows):
-        bench.add(CONTEXT, ANSWER)
+        bench.add(CONTEXT, ANSWER + 2 * rows)
     core.wake()
     while not recorder.iterations or recorder.iterations[-1].decode_tokens < rows:
         core.step()

@@ -25,7 +25,15 @@ from kernels.base import AttentionShape, DecoderWeights, LayerWeights, PackedWei
 from kernels.native_ops import INT4
 
 Progress = Callable[[str, float], None]
-Pack = Callable[[torch.Tensor], PackedWeight]
+
+
+class Pack(Protocol):
+    """A set of ops' way to pack a weight [out, in]."""
+
+    def __call__(self, weight: torch.Tensor, *, whole_rows: bool = False) -> PackedWeight:
+        """Return the packed weight; whole_rows as kernels/base.py's Ops have it."""
+        ...
+
 
 TORCH_DTYPES = {
     "f32": torch.float32,
@@ -164,10 +172,10 @@ class _Loader:
         self._report(STAGE, (number + 1) / self._spec.layers)
         return LayerWeights(
             input_norm=self.norm(names.weight.format(number, names.input_norm)),
-            qkv=pack(torch.cat(qkv)),
+            qkv=pack(torch.cat(qkv), whole_rows=True),
             output=pack(part(names.output)),
             post_norm=self.norm(names.weight.format(number, names.post_norm)),
-            gate_up=pack(torch.cat([part(names.gate), part(names.up)])),
+            gate_up=pack(torch.cat([part(names.gate), part(names.up)]), whole_rows=True),
             down=pack(part(names.down)),
             qkv_bias=None if qkv_bias is None else torch.cat(qkv_bias),
             output_bias=output_bias,
@@ -229,7 +237,7 @@ def read_parts(
             embedding=embedding.to(loader.dtype),
             layers=tuple(loader.layer(number, pack) for number in range(spec.layers)),
             final_norm=loader.norm(names.final_norm),
-            head=pack(head),
+            head=pack(head, whole_rows=True),
             factors=_gguf_factors(spec, source),
         )
 

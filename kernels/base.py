@@ -158,8 +158,11 @@ class Ops(Chooser, Protocol):
         """Return None, or one line that says why these ops cannot serve."""
         ...
 
-    def pack(self, weight: torch.Tensor) -> PackedWeight:
-        """Return a weight [out, in] in the form that `linear` reads."""
+    def pack(self, weight: torch.Tensor, *, whole_rows: bool = False) -> PackedWeight:
+        """Return a weight [out, in] in the form that `linear` reads.
+
+        `whole_rows` says that a step of the backend's own has its inputs row by row, not in parts.
+        """
         ...
 
     def linear(self, x: torch.Tensor, weight: PackedWeight) -> torch.Tensor:

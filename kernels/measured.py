@@ -87,12 +87,12 @@ class MeasuredOps(TorchOps):
         """Return None, or why not: what the first of them says."""
         return self._first.supports(device, dtype)
 
-    def pack(self, weight: torch.Tensor) -> PackedWeight:
+    def pack(self, weight: torch.Tensor, *, whole_rows: bool = False) -> PackedWeight:
         """Return the weight [out, in] as its fastest ops pack it."""
         outputs, inputs = weight.shape
         name = fastest(self._rates, shape_name(outputs, inputs))
         ops = self._first if name is None else self._candidates[name]
-        return _Packed(ops, ops.pack(weight))
+        return _Packed(ops, ops.pack(weight, whole_rows=whole_rows))
 
     def linear(self, x: torch.Tensor, weight: PackedWeight) -> torch.Tensor:
         """Return x [T, in] times the transposed weight: [T, out]."""

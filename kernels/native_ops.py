@@ -20,8 +20,8 @@ from kernels.ops import TorchOps
 TILE = 32
 FOUR_BYTES, UNIT = 640, 32 * 32
 """Bytes of so many weights in 4 bits, with what they are scaled by."""
-BF16, INT8 = 0, 1
-"""What C++ calls the forms of packed weights."""
+BF16, INT8, TURNED = 0, 1, 2
+"""What C++ calls the forms of packed weights (kernels/cpu/inputs.h)."""
 INT4: torch.dtype = torch.uint4  # type: ignore[attr-defined]
 """The type that stands for weights in 4 bits: quants of 0 to 15."""
 FORMATS = {torch.bfloat16: BF16, torch.int8: INT8, INT4: INT8}
@@ -52,7 +52,7 @@ class DescribedWeight(ctypes.Structure):
     """struct Weight of kernels/cpu/linear.h."""
 
     _fields_ = (
-        ("format", ctypes.c_int32),
+        ("form", ctypes.c_int32),
         ("outputs", ctypes.c_int64),
         ("inputs", ctypes.c_int64),
         ("values", ctypes.c_void_p),
@@ -65,12 +65,14 @@ class DescribedWeight(ctypes.Structure):
 class NativeWeight:
     """A weight in tiles of 32 outputs, filled up with zeros; `outputs` of them are the weight's.
 
-    In int8 each output has its scale, in float32. `fours` are the same weights in 4 bits, where
-    that is what their file had; they may be all that there is.
+    In int8 each output has its scale, in float32, and its row may be turned (kernels/cpu/turn.h).
+    `fours` are the same weights in 4 bits, where that is what their file had, never turned; they
+    may be all that there is.
     """
 
     outputs: int
     inputs: int
+    turned: bool = False
     values: torch.Tensor | None = None
     scales: torch.Tensor | None = None
     fours: torch.Tensor | None = None
@@ -79,7 +81,7 @@ class NativeWeight:
         """Return what C++ reads; valid as long as this is."""
         parts = (self.values, self.scales, self.fours)
         values, scales, fours = (None if part is None else part.data_ptr() for part in parts)
-        form = INT8 if scales or fours else BF16
+        form = TURNED if self.turned else INT8 if scales or fours else BF16
         return DescribedWeight(form, _padded(self.outputs), self.inputs, values, scales, fours)
 
 
@@ -154,13 +156,12 @@ class NativeOps(TorchOps):
             return f"packs {str(self.dtype).removeprefix('torch.')}"
         return refusal(device, dtype)
 
-    def pack(self, weight: torch.Tensor) -> PackedWeight:
+    def pack(self, weight: torch.Tensor, *, whole_rows: bool = False) -> PackedWeight:
         """Return the weight [out, in] in tiles; one whose inputs are no multiple of 32 as it is."""
-        outputs, inputs = weight.shape
-        return weight.bfloat16() if inputs % TILE else self._packed(weight, outputs, inputs)
+        return weight.bfloat16() if weight.shape[1] % TILE else self._packed(weight, whole_rows)
 
-    def _packed(self, weight: torch.Tensor, outputs: int, inputs: int) -> NativeWeight:
-        weight = weight.bfloat16().contiguous()
+    def _packed(self, weight: torch.Tensor, whole_rows: bool) -> NativeWeight:
+        weight, (outputs, inputs) = weight.bfloat16().contiguous(), weight.shape
         values = torch.empty(_padded(outputs) * inputs, dtype=torch.bfloat16)
         self._threads.functions.pack_bf16(
             *(ctypes.c_void_p(weight.data_ptr()), ctypes.c_int64(outputs), ctypes.c_int64(inputs)),
@@ -178,7 +179,7 @@ class NativeOps(TorchOps):
         if not isinstance(weight, NativeWeight):
             assert isinstance(weight, torch.Tensor)
             return {"whole": weight}
-        sizes = torch.tensor([weight.outputs, weight.inputs])
+        sizes = torch.tensor([weight.outputs, weight.inputs, weight.turned])
         parts = {name: getattr(weight, name) for name in ("values", "scales", "fours")}
         return {"sizes": sizes} | {name: part for name, part in parts.items() if part is not None}
 
@@ -186,9 +187,9 @@ class NativeOps(TorchOps):
         """Return the packed weight that consists of these."""
         if "whole" in tensors:
             return tensors["whole"]
-        outputs, inputs = tensors["sizes"].tolist()
+        outputs, inputs, turned = tensors["sizes"].tolist()
         parts = {name: part for name, part in tensors.items() if name != "sizes"}
-        return NativeWeight(outputs=outputs, inputs=inputs, **parts)
+        return NativeWeight(outputs=outputs, inputs=inputs, turned=bool(turned), **parts)
 
     def linear(self, x: torch.Tensor, weight: PackedWeight) -> torch.Tensor:
         """Return x [T, in] times the transposed weight: [T, out]."""
@@ -235,24 +236,29 @@ class NativeOps(TorchOps):
 class NativeInt8Ops(NativeOps):
     """Weights in int8 with a scale an output, activations in int8 with a scale for 32 of them.
 
-    Weights that a file has in 4 bits are kept as they are too: they are read for steps of up to 3
-    rows, whose time is that of reading them.
+    Where whole rows come in, they are turned first, so that one scale a row will do. Weights that a
+    file has in 4 bits are kept as they are too: they are read for steps of up to 3 rows, whose time
+    is that of reading them.
     """
 
     name = "native-int8"
     dtype = torch.int8
 
-    def _packed(self, weight: torch.Tensor, outputs: int, inputs: int) -> NativeWeight:
-        weight = weight.float().contiguous()
+    def _packed(self, weight: torch.Tensor, whole_rows: bool) -> NativeWeight:
+        weight, (outputs, inputs) = weight.float().contiguous(), weight.shape
         values = torch.empty(_padded(outputs) * inputs, dtype=torch.uint8)
         scales = torch.empty(_padded(outputs), dtype=torch.float32)
-        self._threads.functions.pack_int8(
+        functions = self._threads.functions
+        turned = whole_rows and bool(functions.can_turn(ctypes.c_int64(inputs)))
+        functions.pack_int8(
             *(ctypes.c_void_p(weight.data_ptr()), ctypes.c_int64(outputs), ctypes.c_int64(inputs)),
+            ctypes.c_int32(turned),
             *(ctypes.c_void_p(values.data_ptr()), ctypes.c_void_p(scales.data_ptr())),
         )
         return NativeWeight(
             outputs=outputs,
             inputs=inputs,
+            turned=turned,
             values=values,
             scales=scales,
             fours=self._fours(weight),
@@ -278,8 +284,8 @@ class NativeInt4Ops(NativeInt8Ops):
     name = "native-int4"
     dtype = INT4
 
-    def _packed(self, weight: torch.Tensor, outputs: int, inputs: int) -> NativeWeight:
-        weight = weight.float().contiguous()
+    def _packed(self, weight: torch.Tensor, whole_rows: bool) -> NativeWeight:
+        weight, (outputs, inputs) = weight.float().contiguous(), weight.shape
         if (fours := self._fours(weight)) is None:
-            return super()._packed(weight, outputs, inputs)
+            return super()._packed(weight, whole_rows)
         return NativeWeight(outputs=outputs, inputs=inputs, fours=fours)

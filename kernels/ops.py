@@ -28,7 +28,7 @@ class TorchOps(TorchChooser):
             return None
         return f"computes in floating point, not in {str(dtype).removeprefix('torch.')}"
 
-    def pack(self, weight: torch.Tensor) -> PackedWeight:
+    def pack(self, weight: torch.Tensor, *, whole_rows: bool = False) -> PackedWeight:
         """Return the weight itself."""
         return weight
 
@@ -97,7 +97,7 @@ class OneDnnOps(TorchOps):
             return f"oneDNN's packed linear is off by {difference:.2g}"
         return None
 
-    def pack(self, weight: torch.Tensor) -> PackedWeight:
+    def pack(self, weight: torch.Tensor, *, whole_rows: bool = False) -> PackedWeight:
         """Return the weight in oneDNN's own order, opaque to every other operator."""
         packed: torch.Tensor = torch.ops.mkldnn._reorder_linear_weight(weight, PACK_ROWS)
         return packed

@@ -1,10 +1,11 @@
 // Products y[M, N] = x[M, K] w[N, K]^T of a step's rows with a packed weight, a tile of 32 outputs at
 // a time. A tile's weights lie in the order in which they are read. K is a multiple of 32; N is filled
 // up with zeros to one. Formats:
-//   BF16  [N/32][K/2][32][2] bf16; x in bf16; sums in f32.
-//   INT8  [N/32][K/4][32][4] of weight + 128, a scale an output; x in int8 with a scale for 32 inputs.
-//         AVX-512 takes the weight as its unsigned side; the 128 is undone exactly by starting each
-//         sum at -128 x the sum of the block's x.
+//   BF16    [N/32][K/2][32][2] bf16; x in bf16; sums in f32.
+//   INT8    [N/32][K/4][32][4] of weight + 128, a scale an output; x in int8 with a scale for 32 inputs.
+//           AVX-512 takes the weight as its unsigned side; the 128 is undone exactly by starting each
+//           sum at -128 x the sum of the block's x.
+//   TURNED  the same of rows that were turned (turn.h); x turned too, with one scale a row.
 // A weight whose file had it in 4 bits (four.h) is there in these too, for a step of few rows: that
 // takes as long as its weights take to come from memory. It may be there in these alone.
 #pragma once
@@ -12,57 +13,22 @@
 #include <cstddef>
 #include <cstring>
 
-#include "four.h"
-#include "simd.h"
+#include "inputs.h"
 
-constexpr int TILE = 32;         // outputs
-constexpr int FOUR_BITS_ROWS = 3;  // up to which the 4 bits are read
-
-enum Format { BF16 = 0, INT8 = 1 };
+constexpr int TILE = 32;  // outputs
 
 struct Weight {
-  Format format;
+  Form form;
   int64_t outputs, inputs;  // outputs as they are padded
   const void* values;    // null where there are 4 bits alone
-  const float* scales;   // [outputs], INT8 only, or null with values
-  const uint8_t* fours;  // the same in 4 bits, or null; INT8 only
+  const float* scales;   // [outputs], not of BF16, or null with values
+  const uint8_t* fours;  // the same in 4 bits, as the file has it: never turned; or null; not of BF16
 
   int64_t tiles() const { return outputs / TILE; }
-  int64_t tile_bytes() const { return inputs * TILE * (format == BF16 ? 2 : 1); }
-};
-
-// Rows of input in the form that a format reads.
-struct Rows {
-  Format format;
-  bool few;  // whether there are few enough for 4 bits
-  int64_t inputs;
-  bf16* values;      // BF16: [M][K]
-  int8_t* quants;    // INT8: [M][K]
-  float* scales;     // INT8: [M][K / 32]
-  int32_t* offsets;  // INT8: [M][K / 32], -128 x the sum of the block's quants
-
-  // Store 32 values of row m from input k on.
-  void store(int64_t m, int64_t k, Floats low, Floats high) const {
-    if (format == BF16) {
-      store_bf16(values + m * inputs + k, low);
-      store_bf16(values + m * inputs + k + 16, high);
-      return;
-    }
-    const float most = largest(max(abs(low), abs(high)));
-    const Floats ratio = floats(most > 0 ? 127.f / most : 0.f);
-    const Ints a = round_to_ints(low * ratio), b = round_to_ints(high * ratio);
-    store_bytes(quants + m * inputs + k, a);
-    store_bytes(quants + m * inputs + k + 16, b);
-    const int64_t at = (m * inputs + k) / BLOCK;
-    // One value that is no number makes the block none, and with it the row: max would hide it.
-    scales[at] = any(either(not_finite(low), not_finite(high))) ? NAN : most / 127.f;
-    offsets[at] = -128 * sum(a + b);
-  }
-
-  void store_row(int64_t m, const float* row) const {
-    for (int64_t k = 0; k < inputs; k += 32)
-      store(m, k, load(row + k), load(row + k + 16));
-  }
+  int64_t tile_bytes() const { return inputs * TILE * (form == BF16 ? 2 : 1); }
+  bool reads_fours(int64_t rows) const { return fours && (rows <= FOUR_BITS_ROWS || !values); }
+  // The form of input that it reads for so many rows.
+  Form form_of(int64_t rows) const { return reads_fours(rows) ? INT8 : form; }
 };
 
 // Where the weights lie that are fetched while these rows are computed: one block of rows fetches a
@@ -149,6 +115,32 @@ static inline void tile_int8(const Weight& w, const Rows& x, int64_t tile, int64
 }
 
 template <int R, class Each>
+static inline void tile_turned(const Weight& w, const Rows& x, int64_t tile, int64_t m, Ahead ahead, const Each& each) {
+  constexpr int Z = halves_of(R);
+  const int64_t inputs = w.inputs;
+  const uint8_t* weights = static_cast<const uint8_t*>(w.values) + tile * inputs * TILE;
+  const int8_t* rows = x.quants + m * inputs;
+  const Floats scales[2] = {load(w.scales + tile * TILE), load(w.scales + tile * TILE + 16)};
+  by_halves<R>(each, m, [&](int half, Floats(&sums)[R][Z]) {
+    Ints dots[R][Z];
+    for (int i = 0; i < R; ++i)
+      for (int z = 0; z < Z; ++z) dots[i][z] = dots_from(x.offsets[m + i]);
+    for (int64_t k = 0; k < inputs / 4; ++k) {
+      Ints some[Z];
+      for (int z = 0; z < Z; ++z) some[z] = load_ints(weights + k * 128 + (half + z) * 64);
+      if (half == 0) ahead.fetch(k);
+      for (int i = 0; i < R; ++i) {
+        const Ints four = broadcast4(rows + i * inputs + 4 * k);
+        for (int z = 0; z < Z; ++z) dots[i][z] = dot_bytes(dots[i][z], some[z], four);
+      }
+    }
+    for (int i = 0; i < R; ++i)
+      for (int z = 0; z < Z; ++z)
+        sums[i][z] = to_floats(dots[i][z]) * (floats(x.scales[m + i]) * scales[half + z]);
+  });
+}
+
+template <int R, class Each>
 static inline void tile_int4(const Weight& w, const Rows& x, int64_t tile, int64_t m, const Each& each) {
   const int64_t inputs = w.inputs, blocks = inputs / BLOCK;
   const uint8_t* at = w.fours + tile * blocks * FOUR_BYTES;
@@ -185,28 +177,60 @@ static inline void tile_int4(const Weight& w, const Rows& x, int64_t tile, int64
   for (int i = 0; i < R; ++i) each(m + i, sums[i][0], sums[i][1]);
 }
 
+// Call each with `rows`, from 1 to MOST, as a constant.
+template <int MOST, class Each> static inline void with_rows(int64_t rows, const Each& each) {
+  if constexpr (MOST > 1)
+    if (rows < MOST) return with_rows<MOST - 1>(rows, each);
+  each(std::integral_constant<int, MOST>{});
+}
+
+// Where to fetch from in each of a tile's passes over its rows.
+class Aheads {
+ public:
+  Aheads(const Weight& w, int64_t tile, int64_t passes)
+      : here_(static_cast<const char*>(w.values) + tile * w.tile_bytes()), bytes_(w.tile_bytes()), passes_(passes) {}
+
+  Ahead next() {
+    if (passes_ == 1) return {here_ + 2048, 128, 64};
+    const int64_t part = pass_++;
+    return {here_ + bytes_ + bytes_ / passes_ * part, 128 / std::min<int64_t>(passes_, 128), 0};
+  }
+
+ private:
+  const char* here_;
+  int64_t bytes_, passes_, pass_ = 0;
+};
+
+// Rows in passes that differ by one row at most.
+template <class Each>
+static inline void multiply_turned(const Weight& w, const Rows& x, int64_t tile, int64_t from, int64_t to,
+                                   const Each& each) {
+  const int64_t count = to - from, passes = (count + TURNED_ROWS_MOST - 1) / TURNED_ROWS_MOST;
+  Aheads aheads(w, tile, passes);
+  for (int64_t pass = 0; pass < passes; ++pass) {
+    const int64_t m = from + count * pass / passes, rows = from + count * (pass + 1) / passes - m;
+    with_rows<TURNED_ROWS_MOST>(
+        rows, [&](auto fixed) { tile_turned<decltype(fixed)::value>(w, x, tile, m, aheads.next(), each); });
+  }
+}
+
 // One tile of outputs for the rows from..to.
 template <class Each>
 static inline void multiply_tile(const Weight& w, const Rows& x, int64_t tile, int64_t from, int64_t to,
                                  const Each& each) {
-  const int64_t bytes = w.tile_bytes(), count = to - from;
-  const char* here = static_cast<const char*>(w.values) + tile * bytes;
-  const int64_t passes = count / ROWS_MOST + __builtin_popcountll(count % ROWS_MOST);
-  int64_t pass = 0;
-  const auto ahead = [&]() -> Ahead {
-    if (passes == 1) return {here + 2048, 128, 64};
-    const int64_t part = pass++;
-    return {here + bytes + bytes / passes * part, 128 / std::min<int64_t>(passes, 128), 0};
-  };
+  const bool fours = w.fours && (x.few || !w.values);
+  if (w.form == TURNED && !fours) return multiply_turned(w, x, tile, from, to, each);
+  const int64_t count = to - from;
+  Aheads aheads(w, tile, count / ROWS_MOST + __builtin_popcountll(count % ROWS_MOST));
   int64_t m = from;
   const auto go = [&](auto rows) {
     constexpr int R = decltype(rows)::value;
-    if (w.fours && (x.few || !w.values))
+    if (fours)
       tile_int4<R>(w, x, tile, m, each);
-    else if (w.format == BF16)
-      tile_bf16<R>(w, x, tile, m, ahead(), each);
+    else if (w.form == BF16)
+      tile_bf16<R>(w, x, tile, m, aheads.next(), each);
     else
-      tile_int8<R>(w, x, tile, m, ahead(), each);
+      tile_int8<R>(w, x, tile, m, aheads.next(), each);
     m += R;
   };
   while (m + ROWS_MOST <= to) go(std::integral_constant<int, ROWS_MOST>{});

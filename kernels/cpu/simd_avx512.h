@@ -9,6 +9,7 @@ typedef __mmask16 Lanes;
 
 constexpr int ROWS_MOST = 8;  // rows of a product whose sums the registers hold,
 constexpr int HALVES = 2;     // for so many times 16 outputs
+constexpr int TURNED_ROWS_MOST = 6;  // where nothing is done between the blocks: more lack registers for addresses
 constexpr int CHAINS = 2;     // of sums that attention to one token keeps going
 
 static inline Floats floats(float x) { return _mm512_set1_ps(x); }
@@ -82,6 +83,18 @@ static inline Floats to_floats(Ints a) { return _mm512_cvtepi32_ps((__m512i)a); 
 static inline Floats multiply_complex(Floats a, Floats b) {
   const Floats crossed = _mm512_permute_ps(a, 0xB1) * _mm512_movehdup_ps(b);
   return _mm512_fmaddsub_ps(a, _mm512_moveldup_ps(b), crossed);
+}
+
+// Sums in the lanes without bit S, differences in those with it, of each lane and the one that lies S
+// away: a pass of Hadamard's matrix.
+template <int S> static inline Floats butterfly(Floats a) {
+  constexpr __mmask16 WITH = S == 1 ? 0xaaaa : S == 2 ? 0xcccc : S == 4 ? 0xf0f0 : 0xff00;
+  Floats other;
+  if constexpr (S == 1) other = _mm512_permute_ps(a, 0xB1);
+  if constexpr (S == 2) other = _mm512_permute_ps(a, 0x4E);
+  if constexpr (S == 4) other = _mm512_shuffle_f32x4(a, a, 0xB1);
+  if constexpr (S == 8) other = _mm512_shuffle_f32x4(a, a, 0x4E);
+  return _mm512_mask_sub_ps(_mm512_add_ps(a, other), WITH, other, a);
 }
 
 static inline float sum(Floats a) { return _mm512_reduce_add_ps(a); }

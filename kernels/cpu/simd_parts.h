@@ -21,7 +21,7 @@ constexpr int ROWS_MOST = 4;
 #else
 constexpr int ROWS_MOST = 2;
 #endif
-constexpr int HALVES = 1, CHAINS = 1;
+constexpr int HALVES = 1, CHAINS = 1, TURNED_ROWS_MOST = ROWS_MOST;
 
 typedef float FloatPart __attribute__((vector_size(PART_BYTES)));
 typedef int32_t IntPart __attribute__((vector_size(PART_BYTES)));
@@ -181,6 +181,14 @@ WORD Floats multiply_complex(Floats a, Floats b) {
     product[i + 1] = x[i + 1] * y[i] + x[i] * y[i + 1];
   }
   return load(product);
+}
+
+template <int S> WORD Floats butterfly(Floats a) {
+  float in[16], out[16];
+  store(in, a);
+#pragma GCC unroll 16
+  for (int i = 0; i < 16; ++i) out[i] = i & S ? in[i ^ S] - in[i] : in[i] + in[i ^ S];
+  return load(out);
 }
 
 template <class V, class Join> WORD auto joined(const V& a, const Join& join) {

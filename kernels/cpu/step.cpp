@@ -4,10 +4,10 @@
 // Compiled once for each target of simd.h; kernels/native.py calls what this CPU can run.
 
 #include <chrono>
+#include <map>
 #include <memory>
 #include <vector>
 
-#include "buffer.h"
 #include "choose.h"
 #include "linear.h"
 #include "paged.h"
@@ -20,27 +20,6 @@ using Clock = std::chrono::steady_clock;
 constexpr auto BEAT = std::chrono::milliseconds(100);
 constexpr int64_t FEW_ROWS = 4;  // so few that each thread norms them all: a barrier costs more
 constexpr int64_t FED_ROWS = 64;  // of gate and up kept at a time
-
-class Input {  // memory for rows in the form that a product reads
- public:
-  Rows get(Format format, int64_t rows, int64_t inputs) {
-    Rows x{format, rows <= FOUR_BITS_ROWS, inputs, nullptr, nullptr, nullptr, nullptr};
-    if (format == BF16) {
-      x.values = values_.get(rows * inputs);
-    } else {
-      x.quants = quants_.get(rows * inputs);
-      x.scales = scales_.get(rows * inputs / BLOCK);
-      x.offsets = offsets_.get(rows * inputs / BLOCK);
-    }
-    return x;
-  }
-
- private:
-  Buffer<bf16> values_;
-  Buffer<int8_t> quants_;
-  Buffer<float> scales_;
-  Buffer<int32_t> offsets_;
-};
 
 struct Layer {
   const float *input_norm, *post_norm;
@@ -59,12 +38,9 @@ struct Model {
   std::vector<Layer> layers;
 };
 
-inline void norm_row(const float* x, const float* weight, int64_t width, float epsilon, const Rows& out, int64_t m) {
+inline void norm_row(const float* x, const float* weight, int64_t width, float epsilon, float* out) {
   const Floats ratio = floats(norm_ratio(x, width, epsilon));
-  const auto normed = [&](int64_t k) {
-    return load(x + k) * ratio * load(weight + k);
-  };
-  for (int64_t k = 0; k < width; k += 32) out.store(m, k, normed(k), normed(k + 16));
+  for (int64_t k = 0; k < width; k += 16) store(out + k, load(x + k) * ratio * load(weight + k));
 }
 
 // One step at a time, on the threads of one pool.
@@ -77,12 +53,15 @@ class Engine {
   int threads() const { return pool_.threads(); }
 
   void multiply(const Weight& w, const bf16* x, int64_t rows, float* y, int64_t stride) {
-    const Rows in = a_.get(w.format, rows, w.inputs);
+    const Rows in = a_.get(w.form_of(rows), rows, w.inputs);
+    const Turn* turn = open_rows(w.inputs);
     pool_.run([&](int id) {
       pool_.share(id, rows, std::max<int64_t>(1, rows / 16), [&](int64_t from, int64_t to) {
-        for (int64_t m = from; m < to; ++m)
-          for (int64_t k = 0; k < w.inputs; k += 32)
-            in.store(m, k, load_bf16(x + m * w.inputs + k), load_bf16(x + m * w.inputs + k + 16));
+        float* row = row_[id].get();
+        for (int64_t m = from; m < to; ++m) {
+          for (int64_t k = 0; k < w.inputs; k += 16) store(row + k, load_bf16(x + m * w.inputs + k));
+          in.store_row(m, row, turn);
+        }
       });
       pool_.barrier();
       tiles(id, w, in, rows, [&](int64_t m, int64_t n, Floats low, Floats high) {
@@ -123,12 +102,13 @@ class Engine {
     attention_.qkv = qkv_.get();
     // Nothing may grow while the threads run.
     own_.resize(threads());
+    turn_ = open_rows(model.hidden);
     const int64_t most = std::max(tokens, wanted_count);
-    for (const Format format : {BF16, INT8}) {
-      for (auto& own : own_) own.get(format, FEW_ROWS, model.hidden);
-      a_.get(format, tokens, model.hidden);
-      b_.get(format, most, std::max(model.shape.query_width(), model.hidden));
-      c_.get(format, tokens, model.fed);
+    for (const Form form : {BF16, INT8}) {  // TURNED takes no more than INT8
+      for (auto& own : own_) own.get(form, FEW_ROWS, model.hidden);
+      a_.get(form, tokens, model.hidden);
+      b_.get(form, most, std::max(model.shape.query_width(), model.hidden));
+      c_.get(form, tokens, model.fed);
     }
     profile.begin();
     pool_.run([&](int id) {
@@ -150,6 +130,16 @@ class Engine {
   Input a_, b_, c_;
   std::vector<Input> own_;
   Buffer<float> x_, qkv_;
+  std::vector<Buffer<float>> row_;  // a thread's own
+  std::map<int64_t, Turn> turns_;   // by size: those of the models that it serves
+  const Turn* turn_ = nullptr;      // of the step's model
+
+  // Make room for a row of each thread; return what turns such rows, null where nothing can.
+  const Turn* open_rows(int64_t width) {
+    row_.resize(threads());
+    for (auto& row : row_) row.get(width);
+    return Turn::fits(width) ? &turns_.try_emplace(width, width).first->second : nullptr;
+  }
 
   template <class Each> void each_row(int64_t rows, const Each& each) {
     profile.begin();
@@ -181,17 +171,22 @@ class Engine {
     pool_.barrier();
   }
 
+  // Row m of the residual stream, normed, as row i of `to`.
+  void put_normed(int id, const Model& model, const float* norm, int64_t m, const Rows& to, int64_t i) {
+    float* row = row_[id].get();
+    norm_row(x_.get() + m * model.hidden, norm, model.hidden, model.epsilon, row);
+    to.store_row(i, row, turn_);
+  }
+
   // The residual stream's rows, normed, in the form that `w` reads: shared, or each thread its own.
   Rows normed(int id, const Model& model, const float* norm, const Weight& w, int64_t tokens) {
-    const auto row = [&](const Rows& to, int64_t m) {
-      norm_row(x_.get() + m * model.hidden, norm, model.hidden, model.epsilon, to, m);
-    };
+    const auto row = [&](const Rows& to, int64_t m) { put_normed(id, model, norm, m, to, m); };
     if (tokens <= FEW_ROWS) {
-      const Rows mine = own_[id].get(w.format, tokens, model.hidden);
+      const Rows mine = own_[id].get(w.form_of(tokens), tokens, model.hidden);
       for (int64_t m = 0; m < tokens; ++m) row(mine, m);
       return mine;
     }
-    const Rows all = a_.get(w.format, tokens, model.hidden);
+    const Rows all = a_.get(w.form_of(tokens), tokens, model.hidden);
     pool_.share(id, tokens, std::max<int64_t>(1, tokens / 16), [&](int64_t from, int64_t to) {
       for (int64_t m = from; m < to; ++m) row(all, m);
     });
@@ -247,7 +242,7 @@ class Engine {
     });
     pool_.barrier();
     profile.mark(id, LINEAR);
-    const Rows attended = b_.get(layer.output.format, tokens, shape.query_width());
+    const Rows attended = b_.get(layer.output.form_of(tokens), tokens, shape.query_width());
     const HeadNorms norms{layer.query_norm, layer.key_norm, model.epsilon};
     attend_all(id, cache, norms, [&](int64_t m, int64_t count, int64_t head) {
       const int64_t width = shape.group() * shape.dim;
@@ -262,7 +257,7 @@ class Engine {
     profile.mark(id, LINEAR);
     const Rows again = normed(id, model, layer.post_norm, layer.gate_up, tokens);
     profile.mark(id, NORMS);
-    const Rows fed = c_.get(layer.down.format, tokens, model.fed);
+    const Rows fed = c_.get(layer.down.form_of(tokens), tokens, model.fed);
     feed(id, layer.gate_up, again, fed, tokens);
     add_product(id, model, layer.down, fed, tokens);
     profile.mark(id, LINEAR);
@@ -290,10 +285,9 @@ class Engine {
 
   // Only rows that are wanted go through the head; logits are [count][outputs of the head].
   void score(int id, const Model& model, const int64_t* wanted, int64_t count, float* logits) {
-    const Rows in = b_.get(model.head.format, count, model.hidden);
+    const Rows in = b_.get(model.head.form_of(count), count, model.hidden);
     pool_.share(id, count, 1, [&](int64_t from, int64_t to) {
-      for (int64_t i = from; i < to; ++i)
-        norm_row(x_.get() + wanted[i] * model.hidden, model.final_norm, model.hidden, model.epsilon, in, i);
+      for (int64_t i = from; i < to; ++i) put_normed(id, model, model.final_norm, wanted[i], in, i);
     });
     pool_.barrier();
     tiles(id, model.head, in, count, [&](int64_t m, int64_t n, Floats low, Floats high) {
@@ -371,19 +365,26 @@ void pack_bf16(const bf16* w, int64_t outputs, int64_t inputs, bf16* packed) {
       packed[n / TILE * TILE * inputs + (k / 2) * 2 * TILE + n % TILE * 2 + k % 2] = w[n * inputs + k];
 }
 
-// The same from float32 to int8 with a scale for each output.
-void pack_int8(const float* w, int64_t outputs, int64_t inputs, uint8_t* packed, float* scales) {
+// Whether rows of so many inputs can be turned.
+int32_t can_turn(int64_t inputs) { return Turn::fits(inputs); }
+
+// The same from float32 to int8 with a scale for each output, of rows that are turned or not.
+void pack_int8(const float* w, int64_t outputs, int64_t inputs, int32_t turned, uint8_t* packed, float* scales) {
   const int64_t padded = (outputs + TILE - 1) / TILE * TILE;
+  const auto turn = turned ? std::make_unique<Turn>(inputs) : nullptr;
+  std::vector<float> row(inputs);
   std::memset(packed, 128, padded * inputs);
   std::fill(scales, scales + padded, 0.f);
   for (int64_t n = 0; n < outputs; ++n) {
+    std::copy(w + n * inputs, w + (n + 1) * inputs, row.begin());
+    if (turn) turn->apply(row.data());
     float most = 0;
-    for (int64_t k = 0; k < inputs; ++k) most = std::max(most, std::fabs(w[n * inputs + k]));
+    for (const float value : row) most = std::max(most, std::fabs(value));
     scales[n] = most / 127.f;
     const float ratio = most > 0 ? 127.f / most : 0.f;
     for (int64_t k = 0; k < inputs; ++k)
       packed[n / TILE * TILE * inputs + (k / 4) * 4 * TILE + n % TILE * 4 + k % 4] =
-          static_cast<uint8_t>(static_cast<int>(std::lrint(w[n * inputs + k] * ratio)) + 128);
+          static_cast<uint8_t>(static_cast<int>(std::lrint(row[k] * ratio)) + 128);
   }
 }
 
