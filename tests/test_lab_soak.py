@@ -1,28 +1,35 @@
 """The lab's statistics on the real engine: a mode against itself, and a planted tenth.
 
-GIVEN three servers of one build, two alike and one whose steps take a tenth longer, WHEN short runs
-of the same requests are interleaved in random order, THEN of 20 comparisons at most 3 tell the two
-alike apart, and at least 18 find the slow one. Runs in `make soak`; needs the machine for itself
-for ten minutes.
+GIVEN three servers of one build, two alike and one whose steps take a tenth longer, WHEN bursts of
+the same requests meet them by turns within a second, THEN of 20 comparisons at most 3 tell the two
+alike apart, and at least 18 find the slow one. A shared machine changes its speed within seconds,
+so a pair is two bursts that stand beside each other. Runs in `make soak`; needs the machine for
+itself for ten minutes.
 """
 
+import json
 import random
+import subprocess
+import sys
+import time
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import quantiles
+from typing import Any
 
 import pytest
 
-from bench.lab.measure import Send, sent
 from bench.lab.prompts import ids
 from bench.lab.serving import PROGRAM, Served, serving
 from bench.lab.statistics import Compared, compare, verdict
-from bench.lab.workload import Ask, Slo, Workload
+from bench.lab.workload import Ask, Workload, write
 
-COMPARISONS, PAIRS = 20, 5
-TOGETHER, PROMPT, ANSWER, SPAN = 6, 16, 150, 10
+COMPARISONS, PAIRS = 20, 16
+TOGETHER, PROMPT, ANSWER, SPAN = 6, 16, 24, 10
+TURN_S, LEAD_S = 0.35, 2.5
 SLOWER = ("-m", "tests.slowed_server", "--slower", "0.1")
 FLAGS = (
     *("--model", "demo", "--max-num-seqs", "8", "--max-num-batched-tokens", "256"),
@@ -46,56 +53,81 @@ class Seen:
         return "; ".join(told)
 
 
-def measured(served: Served, seed: int, name: str, folder: Path) -> float:
-    """Return the lower quartile of the time of a few tokens of requests side by side, ms.
+def workloads(seed: int) -> dict[str, Workload]:
+    """Return what each server gets: a burst a pair, the servers in an order that is drawn."""
+    order, asks = random.Random(f"order-{seed}"), defaultdict[str, list[Ask]](list)
+    for pair in range(PAIRS):
+        for turn, name in enumerate(order.sample(sorted(PROGRAMS), len(PROGRAMS))):
+            at_s = (pair * len(PROGRAMS) + turn) * TURN_S
+            asks[name] += [
+                Ask(prompt=ids(PROMPT, f"{seed}-{pair}-{row}"), max_tokens=ANSWER, at_s=at_s)
+                for row in range(TOGETHER)
+            ]
+    return {
+        name: Workload(
+            name="by turns",
+            source="test",
+            licence="none",
+            arrivals="bursts",
+            seed=seed,
+            seconds=PAIRS * len(PROGRAMS) * TURN_S,
+            asks=some,
+        )
+        for name, some in asks.items()
+    }
+
+
+def measured(servers: dict[str, Served], seed: int, folder: Path) -> dict[str, list[float | None]]:
+    """Return, for each server, the lower quartile of its bursts' times of a few tokens, ms.
 
     Low percentiles reproduce on a shared machine where means do not: a neighbour's moment of load
     makes steps longer, none makes them shorter. Tokens that were written together have no gap.
     """
-    asks = [
-        Ask(prompt=ids(PROMPT, f"{seed}-{row}"), max_tokens=ANSWER, at_s=0.0)
-        for row in range(TOGETHER)
-    ]
-    told = {"name": "side by side", "source": "test", "licence": "none", "arrivals": "at once"}
-    workload = Workload(**told, seed=seed, seconds=0.1, asks=asks)
-    slo = Slo(1000.0, 100.0)
-    load = sent(served.url, workload, Send(name=name, cut_off_s=60.0, slo=slo, scratch=folder))
-    served.wait_idle()
+    zero_ns, running = time.monotonic_ns() + int(LEAD_S * 1e9), {}
+    for name, workload in workloads(seed).items():
+        write(workload, folder / f"{name}.json.gz")
+        command = [sys.executable, "-m", "bench.lab.generator", str(folder / f"{name}.json.gz")]
+        command += ["--url", servers[name].url, "--name", f"{seed}", "--zero-ns", str(zero_ns)]
+        running[name] = subprocess.Popen([*command, "--out", str(folder / f"{name}.json")])
+    found = {}
+    for name, generator in running.items():
+        assert generator.wait(120) == 0
+        servers[name].wait_idle()
+        found[name] = quartiles(json.loads((folder / f"{name}.json").read_bytes()))
+    return found
+
+
+def quartiles(load: dict[str, Any]) -> list[float | None]:
     assert {ask["outcome"] for ask in load["asks"]} == {"finished"}
-    spans_ms = [
-        (after - before) / 1e6
-        for ask in load["asks"]
-        for before, after in zip(ask["tokens_ns"], ask["tokens_ns"][SPAN:], strict=False)
-    ]
-    return quantiles(spans_ms, n=4)[0]
+    spans_ms = defaultdict[int, list[float]](list)
+    for ask in load["asks"]:
+        tokens_ns = ask["tokens_ns"]
+        spans_ms[ask["number"] // TOGETHER] += [
+            (after - before) / 1e6
+            for before, after in zip(tokens_ns, tokens_ns[SPAN:], strict=False)
+        ]
+    return [quantiles(spans_ms[pair], n=4)[0] for pair in range(PAIRS)]
 
 
-def compared(folder: Path, numbers: range) -> Iterator[Seen]:
-    """Yield comparisons of interleaved runs; the order of each pair is drawn."""
-    order = random.Random(f"order-{numbers}")
+def compared(folder: Path, comparisons: int) -> Iterator[Seen]:
+    """Yield comparisons."""
     with ExitStack() as stack:
         servers = {
             name: stack.enter_context(serving(folder / name, FLAGS, program))
             for name, program in PROGRAMS.items()
         }
-        for name, served in servers.items():
-            measured(served, 0, f"warm-{name}", folder)
-        for number in numbers:
-            values: dict[str, list[float | None]] = {name: [] for name in servers}
-            for pair in range(PAIRS):
-                seed = 1 + number * PAIRS + pair
-                for name in order.sample(sorted(servers), len(servers)):
-                    told = f"{number}-{pair}-{name}"
-                    values[name].append(measured(servers[name], seed, told, folder))
-            yield Seen(
-                compare(values["same"], values["one"]), compare(values["slow"], values["one"])
-            )
+        for number in range(1 + comparisons):
+            found = measured(servers, number, folder)
+            if number:  # the first warms them
+                yield Seen(
+                    compare(found["same"], found["one"]), compare(found["slow"], found["one"])
+                )
 
 
 @pytest.mark.soak
 def test_a_mode_against_itself_and_a_planted_tenth(tmp_path: Path) -> None:
     seen = []
-    for one in compared(tmp_path, range(COMPARISONS)):
+    for one in compared(tmp_path, COMPARISONS):
         print(one, flush=True)
         seen.append(one)
     apart = sum(one.alike.significant for one in seen)

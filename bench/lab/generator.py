@@ -53,6 +53,7 @@ class Load:
     target: Target
     cut_off_s: float
     starts_ns: int = 0
+    """The workload's zero on CLOCK_MONOTONIC; 0 is as soon as it is ready."""
     sent: list[Sent] = field(default_factory=list)
     lags_ns: list[int] = field(default_factory=list)
     cpu_s: float = 0.0
@@ -66,7 +67,10 @@ async def send(load: Load) -> None:
     ]
     gc.freeze()
     gc.disable()  # a collection over all that was read would stamp tokens late
-    load.starts_ns = time.monotonic_ns() + int(LEAD_S * 1e9)
+    ready_ns = time.monotonic_ns()
+    if 0 < load.starts_ns < ready_ns:
+        raise WorkloadError(f"--zero-ns {load.starts_ns} is past: ready at {ready_ns}")
+    load.starts_ns = load.starts_ns or ready_ns + int(LEAD_S * 1e9)
     until_s = load.workload.seconds + load.cut_off_s
     cpu_from = time.process_time()
     pulse = asyncio.create_task(_pulse(load))
@@ -81,7 +85,8 @@ async def send(load: Load) -> None:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
     pulse.cancel()
-    load.cpu_s, load.spent_s = time.process_time() - cpu_from, _now_s(load) + LEAD_S
+    load.cpu_s = time.process_time() - cpu_from
+    load.spent_s = (time.monotonic_ns() - ready_ns) / 1e9
     gc.enable()
 
 
@@ -213,6 +218,12 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--cut-off-s", type=float, default=10.0, help="seconds that answers get after the last"
     )
+    parser.add_argument(
+        "--zero-ns",
+        type=int,
+        default=0,
+        help="CLOCK_MONOTONIC's instant of the workload's zero, for several generators in step",
+    )
     parser.add_argument("--out", type=Path, required=True, help="file for every token's instant")
 
 
@@ -238,7 +249,7 @@ def run(flags: argparse.Namespace) -> dict[str, Any]:
         )
     except (ValueError, httpx.HTTPError, httpx.InvalidURL) as error:
         raise WorkloadError(f"--url {flags.url} or --body: {error}") from error
-    load = Load(workload, target, flags.cut_off_s)
+    load = Load(workload, target, flags.cut_off_s, flags.zero_ns)
     uvloop.run(send(load))
     found = told(load)
     unfinished = flags.out.with_name(f".{flags.out.name}.part")
