@@ -76,7 +76,7 @@ def test_clients_that_hang_up_free_everything_within_two_seconds(
     ended = server.metric("iterscope_requests_ended_total", finish="cancelled")
     sockets = [raw_request(server, LONG | {"stream": stream}) for _ in range(20)]
     server.wait(lambda: server.metric("vllm:num_requests_running") == 16)
-    assert server.metric("vllm:num_requests_waiting") == 4
+    server.wait(lambda: server.metric("vllm:num_requests_waiting") == 4)
     assert server.metric("vllm:kv_cache_usage_perc") > 0
     for made in sockets:
         made.close()

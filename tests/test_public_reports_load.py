@@ -106,7 +106,7 @@ def test_readers_that_stop_cost_the_ring_and_no_more(server: Server) -> None:
             made.connect(("127.0.0.1", httpx.URL(server.url).port or 0))
             made.sendall(b"GET /telemetry/stream?hz=60 HTTP/1.1\r\n" + HOST + b"\r\n")
             made.recv(100)
-        assert server.metric("iterscope_telemetry_readers", reader="stream") == 20
+        server.wait(lambda: server.metric("iterscope_telemetry_readers", reader="stream") == 20)
         before_kb = status_kb(pid, "VmRSS")
         while server.metric("iterscope_telemetry_readers", reader="stream"):
             complete(server, {"prompt": [5], "max_tokens": 400, "ignore_eos": True})
