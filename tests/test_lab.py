@@ -22,8 +22,11 @@ from rich.console import Console
 from bench.lab import files, markdown, summary
 from bench.lab.experiment import Bench, agree, cells, perform
 from bench.lab.figures import FIGURES
+from bench.lab.plan import quick
 from bench.lab.progress import Shown
-from bench.lab.result import collect
+from bench.lab.record import CAUSES
+from bench.lab.recorded import RecordReader
+from bench.lab.result import collect, notes
 from bench.lab.workload import WorkloadError
 from server.cli import build_parser, main
 from tests import lab_bench, tiny
@@ -141,6 +144,11 @@ def test_what_the_engine_recorded_is_what_clients_saw(model: Path, tmp_path: Pat
         first_ns = min(ask["tokens_ns"][0] for ask in load["asks"] if ask["tokens_ns"])
         slack_ns = whole["run"]["clock"]["error_ns"] + 1_000_000
         assert steps["end_at_ns"][0] - zero_ns <= first_ns + slack_ns
+        # Nobody's causes are missing, also not those of who was cut off at the very end.
+        reader = RecordReader(bench.out / whole["run"]["history"])
+        told = reader.ask(CAUSES, [whole["run"]["engine"]["run_id"], whole["run"]["name"] + "-%"])
+        reader.close()
+        assert whole["causes"] == pytest.approx(dict(told.rows))
     assert runs["continuous"]["figures"]["useful_rows_share"] == 1.0
     waits = {row["arm"]: row["causes"] for row in result["waits"]}
     assert waits["static"]["batch_held"] > 0
@@ -240,6 +248,15 @@ def test_the_time_left_is_that_of_runs_alone() -> None:
     assert shown.left_s == 15 * 8 - 5
     now[0] += 60  # a run that takes long leaves those after it as they are
     assert shown.left_s == 14 * 8
+
+
+def test_a_run_whose_engine_failed_is_told_of() -> None:
+    result = files.read_json(ROOT / "docs/lab-full.json")
+    plan, equal = replace(quick("demo", 300), repeats=9), {"allowed": True, "not_known": 0}
+    calm = list(notes(plan, result["runs"], equal))
+    result["runs"][0]["faults"] = 1
+    told = set(notes(plan, result["runs"], equal)) - set(calm)
+    assert told == {"In 1 run the engine failed (table `fault`): figures hold what that cost."}
 
 
 def test_who_kept_the_objective_at_every_rate_is_in_no_ratio() -> None:

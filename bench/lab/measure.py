@@ -54,6 +54,7 @@ class Measured:
 
 def measure(served: Served, workload: Workload, send: Send) -> Measured:
     """Send the load and return the run; raises ServerFailed, also if no generator can run."""
+    faults = _faults(served)
     cpu_from, busy_from, began = served.cpu_s(), busy_s(), time.time()
     with StolenTime() as stolen:
         load = sent(served.url, workload, send)
@@ -78,12 +79,17 @@ def measure(served: Served, workload: Workload, send: Send) -> Measured:
             "server_cpu_share": cpu_s / max(1e-9, stolen.seconds),
             "others_cpu_share": max(0.0, others_s) / stolen.seconds / (os.cpu_count() or 1),
             "workload_digest": load["digest"],
+            "faults": _faults(served) - faults,
         },
         load=load,
         steps=steps,
         causes=record.causes_of(served, window, send.name),
         rounds=record.rounds_of(served, window),
     )
+
+
+def _faults(served: Served) -> int:
+    return int(served.sql("SELECT count(*) FROM fault")[0][0])
 
 
 def sent(url: str, workload: Workload, send: Send) -> dict[str, Any]:

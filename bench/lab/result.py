@@ -255,6 +255,10 @@ def notes(plan: Plan, runs: Sequence[dict[str, Any]], equal: dict[str, Any]) -> 
             f"{plan.cut_off_s:g} s after the last arrival; they count with the time until then, "
             "less than the truth."
         )
+    broken = sum(run.get("faults", 0) > 0 for run in runs)
+    if broken:
+        told = _many(broken, "run")
+        yield f"In {told} the engine failed (table `fault`): figures hold what that cost."
     failed = sum(run["requests"]["failed"] + run["requests"]["refused"] for run in runs)
     if failed:
         yield f"{_many(failed, 'request')} failed or refused."

@@ -17,7 +17,7 @@ from typing import Any
 
 import httpx
 
-START_S, IDLE_S, DELIVERIES_S, STOP_S = 300.0, 120.0, 3.0, 60.0
+START_S, IDLE_S, CAUSES_S, STOP_S = 300.0, 120.0, 3.0, 60.0
 PROGRAM = ("-m", "server.cli")
 WITH_PARENT = (
     "import ctypes, os, signal, sys\n"
@@ -73,13 +73,14 @@ class Served:
             raise ServerFailed(f"the server does not answer: {error}\n{tail(self.log)}") from error
 
     def wait_idle(self) -> None:
-        """Wait until every request it took has its end on record, and its delivery if it has one.
+        """Wait until every request it took has its end on record, and its causes if it has any.
 
-        Raises ServerFailed when one is open for too long.
+        Causes are told last, up to a second after the delivery: who reads at once misses those of
+        the requests that ended last. Raises ServerFailed when one is open for too long.
         """
         self._settled("request_end", IDLE_S)
         with suppress(ServerFailed):
-            self._settled("delivery", DELIVERIES_S)
+            self._settled("request_cause", CAUSES_S)
 
     def _settled(self, kind: str, seconds: float) -> None:
         # Of its own life alone: one that was killed left requests that were never delivered.
@@ -126,7 +127,7 @@ def serving(
 
 def _count(kind: str) -> str:
     life = "(SELECT run_id FROM run ORDER BY started_unix_us DESC LIMIT 1)"
-    return f"(SELECT count(*) FROM {kind} WHERE run_id = {life})"
+    return f"(SELECT count(DISTINCT request) FROM {kind} WHERE run_id = {life})"
 
 
 def _wait_ready(log: Path, begin: int, process: "subprocess.Popen[bytes]") -> str:

@@ -143,6 +143,8 @@ def lines(result: dict[str, Any]) -> list[str]:
 
 
 def _kept(result: dict[str, Any], change: str) -> str:
+    if result["best"] is None and result["stopped"]:
+        return "no other setting had run"
     if result["best"] is None:
         return "no search took place in the time it had"
     best = Setting(**result["best"])
