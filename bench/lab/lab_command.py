@@ -22,7 +22,7 @@ from rich.console import Console
 
 from bench.lab import generator, markdown, summary
 from bench.lab.experiment import Bench, perform
-from bench.lab.figures import FIGURES, client_figures
+from bench.lab.figures import FIGURES, SETTLE_SHARE, client_figures
 from bench.lab.files import check_place, read_json, write_json
 from bench.lab.make import ARRIVALS, RECORDED, SOURCES, Recipe, check_recipe, make
 from bench.lab.plan import FACTORS, Plan, custom_arms, full, plan_of, quick
@@ -296,6 +296,9 @@ def _load(flags: argparse.Namespace) -> int:
         print(f"{name:<12} {outcomes.count(name)}")
     for line in _troubles(found):
         print(f"  {line}")
+    settle_ns = SETTLE_SHARE * found["seconds"] * 1e9
+    counted = sum(ask["scheduled_ns"] >= settle_ns for ask in found["asks"])
+    print(f"figures of {counted} of {len(outcomes)}: the first tenth of the time is left out")
     told = found["generator"]
     figures = client_figures(found, ttft_ms=LOAD_SLO.ttft_ms, tpot_ms=LOAD_SLO.tpot_ms)
     for name, value in figures.items():
