@@ -8,6 +8,7 @@ threads. Delivery of tokens to clients, pages and queries are others' costs. Pri
 """
 
 import argparse
+import gc
 import json
 import logging
 import statistics
@@ -105,6 +106,8 @@ def kept_us(recorded: Recorded, folder: Path) -> float:
     history.start()
     metrics.start()
     time.sleep(SETTLE_S)
+    gc.collect()
+    gc.freeze()  # as a server does once it is ready
     decode = msgspec.json.Decoder(Iteration).decode
     reports = iter(recorded.reports)
     report = next(reports, None)

@@ -31,7 +31,8 @@ from telemetry.records import (
 )
 
 TAKE_MAX = 2048
-ROWS_MAX = 16_384
+ROWS_MAX = 2048
+"""Rows that wait to be divided in one go, unless a life is settled before."""
 RECENT_STEPS = 1024
 TAIL_STEPS = 16
 DECIDED_STEPS = 3
@@ -74,7 +75,6 @@ class CauseFold:
                 self._resume(self._bus.tail_snapshot())
             for entry in batch.entries:
                 self._one(entry.record)
-            self._rows.flush()
             told += self._tell()
         return told
 
@@ -99,7 +99,7 @@ class CauseFold:
     def _one(self, record: Record) -> None:
         if isinstance(record, Iteration):
             self._iteration(record)
-            if self._rows.pending > ROWS_MAX:
+            if self._rows.pending >= ROWS_MAX:
                 self._rows.flush()
         elif isinstance(record, RequestStart):
             self._start(record)
@@ -313,6 +313,8 @@ class CauseFold:
     def _tell(self) -> list[Record]:
         """Return the records of the lives that are over, and forget these."""
         over, self._over = self._over, []
+        if not over:
+            return []
         told: list[Record] = []
         asked = [(life, life.delivery) for life in over if life.delivery is not None]
         for settled in self._settle(asked):
@@ -323,6 +325,7 @@ class CauseFold:
 
     def _settle(self, asked: Sequence[tuple[Life, Delivery]]) -> list[Settled]:
         """Divide lives whose engine part is over; their last rows are cut in one go."""
+        self._rows.flush()
         cuts: list[Cut] = []
         owners: list[int] = []
         for index, (life, delivery) in enumerate(asked):

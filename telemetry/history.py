@@ -1,4 +1,4 @@
-"""The history: one writer thread that moves records from the bus into DuckDB, four times a second.
+"""The history: one writer thread that moves records from the bus into DuckDB within a second.
 
 Owns the thread, its reader of the bus, and the answer to "is history kept, and if not, why". The
 server makes one; `POST /telemetry/sql` asks its `queries`. Must never make serving wait or fail:
@@ -27,7 +27,15 @@ from telemetry.store import Store
 from telemetry.tail import Rows
 from telemetry.upkeep import Upkeep
 
-PERIOD_S = 0.25
+LOOK_S = 0.2
+"""How often the writer looks for work."""
+COMMIT_S = 0.8
+"""How old a record may be when it is stored, twice the time of a commit included.
+
+A commit costs the same for one record as for many, nearly; a kill may lose a second, not more.
+"""
+FADING = 0.9
+"""A slow commit is expected again for a while: what is expected of the next is so much of it."""
 COMMIT_RECORDS_MAX = 4096
 LOCK_PATIENCE_S = 5.0
 RETRY_S = 5.0
@@ -76,6 +84,7 @@ class History:
         self._announced: str | None = None
         self._stored_seq = 0
         self._stored_at_s = time.monotonic()  # all that was published by then is stored
+        self._took_s = 0.0
         self._stopping = False
         self._wake = threading.Event()
         self._news = threading.Condition()
@@ -193,7 +202,7 @@ class History:
                 self._upkeep = Upkeep(store.archive, self._config, self._log)
                 self._upkeep.start()
                 while not self._turn(folder, reader, store):
-                    self._wake.wait(PERIOD_S)
+                    self._await_work(reader)
             except HistoryUnavailable as error:
                 self._degrade(str(error))
             except Exception as error:  # noqa: BLE001 - the top of a thread: serving must go on
@@ -213,7 +222,7 @@ class History:
                 # A reader such as `iterscope sql` holds the file for a moment only.
                 if self._stopping or self._reason is not None or time.monotonic() > patience:
                     raise
-                self._wake.wait(PERIOD_S)
+                self._wake.wait(LOOK_S)
                 self._wake.clear()
             else:
                 self._log.info("history in %s", folder)
@@ -232,6 +241,7 @@ class History:
                 self._stored_seq = batch.entries[-1].seq if batch.entries else batch.lost_to
                 self._news.notify_all()
         self._stored_at_s = head_at_s
+        self._took_s = max(time.monotonic() - head_at_s, FADING * self._took_s)
         if database.size_bytes(folder) > self._config.history_bytes_max:
             limit = self._config.history_bytes_max
             raise HistoryUnavailable(f"its live file has reached the limit of {limit} bytes")
@@ -239,6 +249,18 @@ class History:
             self._log.warning("history is kept again")
             self._reason = None
         return stopping
+
+    def _await_work(self, reader: Reader) -> None:
+        """Wait until somebody asks, or what was published is as old, or as much, as may wait."""
+        due_at_s = self._stored_at_s + COMMIT_S - 2 * self._took_s
+        while True:
+            now_s, behind = time.monotonic(), reader.behind
+            if not behind:
+                self._stored_at_s = now_s
+            elif now_s >= due_at_s or behind >= self._bus.capacity // 4:
+                return
+            if self._wake.wait(min(LOOK_S, due_at_s - now_s) if now_s < due_at_s else LOOK_S):
+                return
 
     def _next(self, reader: Reader, head: int) -> Batch | None:
         """Return what to store next; a batch that could not be stored comes again."""
@@ -268,7 +290,7 @@ class History:
         """Wait until it is worth another try; what is stored can be asked meanwhile."""
         until = time.monotonic() + RETRY_S
         while not self._stopping and (time.monotonic() < until or not database.has_room(folder)):
-            self._wake.wait(PERIOD_S)
+            self._wake.wait(LOOK_S)
             self._wake.clear()
 
     def _let_go(self, folder: Path) -> None:

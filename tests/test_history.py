@@ -5,6 +5,7 @@ folders is test_history_damage.py's.
 """
 
 import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 from telemetry import notes
 from telemetry.bus import Bus
 from telemetry.config import TelemetryConfig, TelemetryConfigError, check
-from telemetry.history import History
+from telemetry.history import COMMIT_S, History
 from telemetry.query_lane import QueryUnavailable
 from tests import samples
 from tests.histories import WAIT_S, aside, ask, kept, killed_writer, read, wait_for
@@ -89,6 +90,65 @@ def test_a_record_that_no_table_takes_is_on_record_as_lost(
         assert ask(history, "FROM telemetry_lost") == [["odd", 1, 2, 2, 1]]
         assert history.status().kept
     assert "could not store" in caplog.text
+
+
+def test_what_came_beside_a_record_at_fault_is_not_stored_later(tmp_path: Path) -> None:
+    with kept(tmp_path, "odd") as (bus, history):
+        assert history.flush(WAIT_S)
+        for record in (samples.run(), samples.start(1), samples.start(2**70)):
+            bus.publish(record)
+        assert history.flush(WAIT_S)
+        for record in (samples.run(), samples.start(2)):
+            bus.publish(record)
+        assert history.flush(WAIT_S)
+        lost = sum(row[-1] for row in ask(history, "FROM telemetry_lost"))
+        stored = ask(history, "SELECT seq FROM run UNION ALL SELECT seq FROM request_start")
+        assert len(stored) == history.status().records == bus.head - lost
+        assert [3] not in stored
+        assert [4] in stored
+        assert [5] in stored
+
+
+# ---- when
+
+
+def test_commits_are_few_while_records_come_one_by_one(tmp_path: Path) -> None:
+    with kept(tmp_path, "steady") as (bus, history):
+        bus.publish(samples.run())
+        assert history.flush(WAIT_S)
+        began_s, seen = time.monotonic(), {history.status().records}
+        for step in range(1, 61):
+            bus.publish(samples.iteration(step, [1]))
+            time.sleep(0.02)
+            seen.add(history.status().records)
+        commits, seconds = len(seen) - 1, time.monotonic() - began_s
+        assert 1 <= commits <= 1 + seconds / (COMMIT_S / 2)
+        wait_for(lambda: history.behind == 0)  # nobody asked, and all is stored
+
+
+def test_much_at_once_is_not_left_waiting_in_the_ring(tmp_path: Path) -> None:
+    bus, took_s = Bus(run_id="bursts", capacity=64), []
+    history = History(bus=bus, config=TelemetryConfig(history=str(tmp_path)))
+    history.start()
+    for _ in range(4):
+        bus.publish(samples.run())
+        assert history.flush(WAIT_S)
+        began_s = time.monotonic()
+        for step in range(1, 18):
+            bus.publish(samples.iteration(step, [1]))
+        wait_for(lambda: history.behind == 0)
+        took_s.append(time.monotonic() - began_s)
+    assert min(took_s) < 0.75 * COMMIT_S, "it was stored before it was old"
+    assert history.status().lost == 0
+    assert history.close(WAIT_S)
+
+
+def test_the_note_of_a_longer_run_leaves_nothing_behind(tmp_path: Path) -> None:
+    for run_id in ("a run with quite a long name", "b"):
+        with kept(tmp_path, run_id) as (bus, history):
+            bus.publish(samples.run())
+            assert history.flush(WAIT_S)
+        assert notes.read_progress(tmp_path) == notes.Progress(run_id, 1)
 
 
 # ---- requests that a dead server left open

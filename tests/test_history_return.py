@@ -132,7 +132,7 @@ def test_an_end_that_may_be_among_the_lost_records_is_not_invented(
     history = History(bus=bus, config=TelemetryConfig(history=str(tmp_path)))
     history.start()
     assert history.flush(WAIT_S)
-    # The writer sleeps for a quarter of a second: these overtake it and its ring.
+    # The writer looks a few times a second: these overtake it and its ring.
     for step in range(1, 21):
         bus.publish(samples.iteration(step, [1, 2] if step < 5 else [2]))
     bus.publish(samples.start(3))
