@@ -88,13 +88,14 @@ static inline Floats multiply_complex(Floats a, Floats b) {
 // Sums in the lanes without bit S, differences in those with it, of each lane and the one that lies S
 // away: a pass of Hadamard's matrix.
 template <int S> static inline Floats butterfly(Floats a) {
-  constexpr __mmask16 WITH = S == 1 ? 0xaaaa : S == 2 ? 0xcccc : S == 4 ? 0xf0f0 : 0xff00;
+  constexpr int WITH = S == 1 ? 0xaaaa : S == 2 ? 0xcccc : S == 4 ? 0xf0f0 : 0xff00;
+  const Floats sign = _mm512_mask_blend_ps(WITH, floats(1), floats(-1));
   Floats other;
   if constexpr (S == 1) other = _mm512_permute_ps(a, 0xB1);
   if constexpr (S == 2) other = _mm512_permute_ps(a, 0x4E);
   if constexpr (S == 4) other = _mm512_shuffle_f32x4(a, a, 0xB1);
   if constexpr (S == 8) other = _mm512_shuffle_f32x4(a, a, 0x4E);
-  return _mm512_mask_sub_ps(_mm512_add_ps(a, other), WITH, other, a);
+  return fma(a, sign, other);
 }
 
 static inline float sum(Floats a) { return _mm512_reduce_add_ps(a); }

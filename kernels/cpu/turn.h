@@ -44,12 +44,10 @@ class Turn {
   static int64_t power_of(int64_t size) { return size & -size; }
 
   void hadamard(float* row, const float* signs) const {
-    for (int64_t at = 0; at < power_; at += 16) {
-      Floats v = load(row + at) * load(signs + at);
-      v = butterfly<1>(v), v = butterfly<2>(v), v = butterfly<4>(v), v = butterfly<8>(v);
-      store(row + at, v);
-    }
-    for (int64_t stride = 16; stride < power_; stride *= 2)
+    const int64_t block = power_ >= 64 ? 64 : 32;
+    for (int64_t at = 0; at < power_; at += block)
+      block == 64 ? hadamard_of<4>(row + at, signs + at) : hadamard_of<2>(row + at, signs + at);
+    for (int64_t stride = block; stride < power_; stride *= 2)
       for (int64_t from = 0; from < power_; from += 2 * stride)
         for (int64_t at = from; at < from + stride; at += 16) {
           const Floats a = load(row + at), b = load(row + at + stride);
@@ -58,17 +56,35 @@ class Turn {
         }
   }
 
+  // The passes that stay within N registers.
+  template <int N> static void hadamard_of(float* row, const float* signs) {
+    Floats all[N];
+    for (int i = 0; i < N; ++i) all[i] = load(row + i * 16) * load(signs + i * 16);
+    for (Floats& one : all) one = butterfly<8>(butterfly<4>(butterfly<2>(butterfly<1>(one))));
+    for (int stride = 1; stride < N; stride *= 2)
+      for (int i = 0; i < N; ++i)
+        if (!(i & stride)) {
+          const Floats a = all[i], b = all[i + stride];
+          all[i] = a + b, all[i + stride] = a - b;
+        }
+    for (int i = 0; i < N; ++i) store(row + i * 16, all[i]);
+  }
+
+  // Rows of the cosine transform are even or odd about their middle, by turns: half of the products do.
   void cosine(float* row) const {
-    Floats all[ODD_MOST];
-    for (int64_t j = 0; j < odd_; ++j) all[j] = load(row + j * power_);
-    const float* factor = cosines_.data();
+    const int64_t half = odd_ / 2;
+    Floats sums[ODD_MOST / 2 + 1], differences[ODD_MOST / 2 + 1];
+    for (int64_t j = 0; j < half; ++j) {
+      const Floats a = load(row + j * power_), b = load(row + (odd_ - 1 - j) * power_);
+      sums[j] = a + b, differences[j] = a - b;
+    }
+    sums[half] = load(row + half * power_), differences[half] = floats(0);
     for (int64_t i = 0; i < odd_; ++i) {
-      Floats even = floats(0), odd = floats(0);
-      for (int64_t j = 0; j + 1 < odd_; j += 2, factor += 2) {
-        even = fma(all[j], floats(factor[0]), even);
-        odd = fma(all[j + 1], floats(factor[1]), odd);
-      }
-      store(row + i * power_, fma(all[odd_ - 1], floats(*factor++), even + odd));
+      const float* factors = cosines_.data() + i * odd_;
+      const Floats* terms = i & 1 ? differences : sums;
+      Floats total = terms[half] * floats(factors[half]);
+      for (int64_t j = 0; j < half; ++j) total = fma(terms[j], floats(factors[j]), total);
+      store(row + i * power_, total);
     }
   }
 };
