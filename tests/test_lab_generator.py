@@ -11,8 +11,10 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,7 @@ from bench.lab.figures import client_figures, counts, met
 from bench.lab.http_stream import answer_of
 from bench.lab.make import Recipe, make
 from bench.lab.workload import Ask, Workload, write
+from server.cli import main
 from tests import tiny
 from tests.servers import Server, engine_pid, serving
 
@@ -138,6 +141,64 @@ def test_a_server_that_is_gone_is_told(tmp_path: Path) -> None:
         subprocess.run(told, check=True, timeout=30)
     (ask,) = json.loads((tmp_path / "load.json").read_text())["asks"]
     assert (ask["outcome"], ask["status"]) == ("failed", 0)
+
+
+@pytest.mark.parametrize("word", [signal.SIGINT, signal.SIGTERM])
+def test_stopped_it_keeps_what_was_sent_by_then(
+    server: Server, tmp_path: Path, word: signal.Signals
+) -> None:
+    asks = [Ask(prompt=[20], max_tokens=1, at_s=0.0)]
+    asks += [Ask(prompt=[20], max_tokens=900, at_s=0.02), Ask(prompt=[20], max_tokens=1, at_s=60.0)]
+    write(workload(asks, 60.0), tmp_path / "w.json.gz")
+    out, before = tmp_path / "load.json", server.metric("iterscope_requests_accepted_total")
+    told = ["iterscope", "lab", "load", str(tmp_path / "w.json.gz"), "--url", server.url]
+    told[0] = str(Path(sys.executable).parent / told[0])
+    process = subprocess.Popen([*told, "--out", str(out)], stdout=-1, stderr=-1, text=True)
+    try:
+        server.wait(lambda: server.metric("iterscope_requests_accepted_total") == before + 2)
+        server.wait(lambda: server.metric("iterscope_requests", state="running") == 1)
+    finally:
+        process.send_signal(word)
+    printed, errors = process.communicate(timeout=30)
+    assert process.returncode == 130, errors
+    assert "figures of" in printed
+    assert f"what was sent by then is in {out}" in errors
+    assert len(errors.splitlines()) == 1
+    found = json.loads(out.read_text())
+    assert [ask["outcome"] for ask in found["asks"]] == ["finished", "unfinished"]
+    assert found["stopped"] is True
+    assert 0 < found["seconds"] < 30
+    assert found["cut_off_s"] == 0
+    server.wait_idle()
+
+
+class _Elsewhere(BaseHTTPRequestHandler):
+    """A server that leads away from /v1/models, or has no such place."""
+
+    def do_GET(self) -> None:
+        away = self.path == "/v1/models"
+        self.send_response(302 if away else 404)
+        if away:
+            self.send_header("Location", "https://elsewhere.example/login")
+        self.end_headers()
+
+    def log_message(self, format: str, *words: object) -> None:
+        pass
+
+
+@pytest.mark.parametrize(("path", "says"), [("", "302 and leads to"), ("/some/path", "404")])
+def test_a_url_that_lists_no_models_is_one_line(
+    path: str, says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(workload([Ask(prompt=[1], max_tokens=1, at_s=0.0)], 0.1), tmp_path / "w")
+    with ThreadingHTTPServer(("127.0.0.1", 0), _Elsewhere) as elsewhere:
+        threading.Thread(target=elsewhere.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{elsewhere.server_port}{path}"
+        told = ["lab", "load", str(tmp_path / "w"), "--url", url, "--out", str(tmp_path / "o")]
+        assert main(told) == 2
+        elsewhere.shutdown()
+    (line,) = capsys.readouterr().err.splitlines()
+    assert f"--url {url}: {url}/v1/models answers {says}" in line
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import gc
 import json
 import sys
 import time
-from collections.abc import AsyncIterator, Coroutine, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -58,10 +58,12 @@ class Load:
     lags_ns: list[int] = field(default_factory=list)
     cpu_s: float = 0.0
     spent_s: float = 0.0
+    stopped: bool = False
+    """Cut short by whoever started it: what was under way is unfinished."""
 
 
 async def send(load: Load) -> None:
-    """Send it all, and wait for the answers until the cut-off."""
+    """Send it all, and wait for the answers until the cut-off; stopped, leave all at once."""
     bodies = [
         request_bytes(load.target, number, ask) for number, ask in enumerate(load.workload.asks)
     ]
@@ -71,31 +73,41 @@ async def send(load: Load) -> None:
     if 0 < load.starts_ns < ready_ns:
         raise WorkloadError(f"--zero-ns {load.starts_ns} is past: ready at {ready_ns}")
     load.starts_ns = load.starts_ns or ready_ns + int(LEAD_S * 1e9)
-    until_s = load.workload.seconds + load.cut_off_s
     cpu_from = time.process_time()
     pulse = asyncio.create_task(_pulse(load))
+    tasks: list[asyncio.Task[None]] = []
+    try:
+        await _sent_and_answered(load, bodies, tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        pulse.cancel()
+        load.cpu_s = time.process_time() - cpu_from
+        load.spent_s = (time.monotonic_ns() - ready_ns) / 1e9
+        gc.enable()
+
+
+async def _sent_and_answered(
+    load: Load, bodies: list[bytes], tasks: list[asyncio.Task[None]]
+) -> None:
+    """Add a task for each request, or for each place of a closed loop, and wait for them."""
     if load.workload.concurrency is None:
-        tasks = [asyncio.create_task(one) async for one in _open_loop(load, bodies)]
+        await _open_loop(load, bodies, tasks)
     else:
         numbers = iter(range(len(bodies)))
         places = range(load.workload.concurrency)
-        tasks = [asyncio.create_task(_closed_loop(load, bodies, numbers)) for _ in places]
+        tasks += [asyncio.create_task(_closed_loop(load, bodies, numbers)) for _ in places]
+    until_s = load.workload.seconds + load.cut_off_s
     await asyncio.wait(tasks, timeout=max(0.0, until_s - _now_s(load)))
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
-    pulse.cancel()
-    load.cpu_s = time.process_time() - cpu_from
-    load.spent_s = (time.monotonic_ns() - ready_ns) / 1e9
-    gc.enable()
 
 
-async def _open_loop(load: Load, bodies: list[bytes]) -> AsyncIterator[Coroutine[Any, Any, None]]:
+async def _open_loop(load: Load, bodies: list[bytes], tasks: list[asyncio.Task[None]]) -> None:
     for number, ask in enumerate(load.workload.asks):
         at_ns = load.starts_ns + int((ask.at_s or 0.0) * 1e9)
         while (left_ns := at_ns - time.monotonic_ns()) > 0:
             await asyncio.sleep(left_ns / 1e9)
-        yield _one(load, number, bodies[number], at_ns)
+        tasks.append(asyncio.create_task(_one(load, number, bodies[number], at_ns)))
 
 
 async def _closed_loop(load: Load, bodies: list[bytes], numbers: Iterator[int]) -> None:
@@ -148,7 +160,15 @@ def _now_s(load: Load) -> float:
 
 
 def told(load: Load) -> dict[str, Any]:
-    """Return the load as it went: instants in ns from the workload's zero."""
+    """Return the load as it went: instants in ns from the workload's zero.
+
+    Of one that was stopped, sending and the wait for answers took as long as they lasted.
+    """
+    seconds, cut_off_s = load.workload.seconds, load.cut_off_s
+    if load.stopped:
+        until_s = _now_s(load)
+        seconds = max(0.0, min(seconds, until_s))
+        cut_off_s = max(0.0, min(cut_off_s, until_s - seconds))
     asks = [
         _told(load, sent, answer_of(sent.stream.reads if sent.stream else []))
         for sent in sorted(load.sent, key=lambda sent: sent.number)
@@ -157,8 +177,9 @@ def told(load: Load) -> dict[str, Any]:
         "form": FORM,
         "workload": load.workload.name,
         "digest": digest(load.workload),
-        "seconds": load.workload.seconds,
-        "cut_off_s": load.cut_off_s,
+        "seconds": seconds,
+        "cut_off_s": cut_off_s,
+        "stopped": load.stopped,
         "zero_monotonic_ns": load.starts_ns,
         "began_unix_s": time.time() - _now_s(load),
         "name": load.target.name,
@@ -228,29 +249,53 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def served_model(url: str, api_key: str | None) -> str:
-    """Return the first model that a server has; raises httpx's errors or ValueError."""
+    """Return the first model that a server has; raises ValueError, one line, if it tells none."""
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
     place = url.rstrip("/").removesuffix("/v1") + "/v1/models"
-    answer = httpx.get(place, headers=headers, timeout=10.0, trust_env=False)
     try:
-        return str(answer.raise_for_status().json()["data"][0]["id"])
-    except (LookupError, TypeError) as error:
+        answer = httpx.get(place, headers=headers, timeout=10.0, trust_env=False)
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        why = (str(error) or type(error).__name__).splitlines()[0]
+        raise ValueError(f"{place} was not asked for its models: {why}") from error
+    if answer.status_code != 200:
+        elsewhere = answer.headers.get("location")
+        told = f" and leads to {elsewhere[:200]!r}" if elsewhere else ""
+        raise ValueError(f"{place} answers {answer.status_code}{told}, where models are listed")
+    try:
+        return str(answer.json()["data"][0]["id"])
+    except (LookupError, TypeError, ValueError) as error:
         raise ValueError(f"{place} names no model") from error
 
 
-def run(flags: argparse.Namespace) -> dict[str, Any]:
-    """Send the load that the parsed flags ask for, write it and return it; raises WorkloadError."""
-    workload = read(flags.workload)
+def _target(flags: argparse.Namespace) -> Target:
+    """Return where the load goes; raises WorkloadError, which names the flag."""
     try:
         extra = json.loads(flags.body)
+    except ValueError as error:
+        raise WorkloadError(f"--body {flags.body!r} is no JSON: {error}") from error
+    try:
         model = flags.model or served_model(flags.url, flags.api_key)
-        target = target_of(
+        return target_of(
             flags.url, model=model, name=flags.name, api_key=flags.api_key, extra=extra
         )
-    except (ValueError, httpx.HTTPError, httpx.InvalidURL) as error:
-        raise WorkloadError(f"--url {flags.url} or --body: {error}") from error
-    load = Load(workload, target, flags.cut_off_s, flags.zero_ns)
-    uvloop.run(send(load))
+    except ValueError as error:
+        raise WorkloadError(f"--url {flags.url}: {error}") from error
+
+
+def run(flags: argparse.Namespace) -> dict[str, Any]:
+    """Send the load that the parsed flags ask for, write it and return it; raises WorkloadError.
+
+    Ctrl-C ends it early: what was sent by then is written, and `stopped` says so. Before anything
+    was sent it is KeyboardInterrupt.
+    """
+    workload = read(flags.workload)
+    load = Load(workload, _target(flags), flags.cut_off_s, flags.zero_ns)
+    try:
+        uvloop.run(send(load))
+    except KeyboardInterrupt:
+        if not load.sent:
+            raise
+        load.stopped = True
     found = told(load)
     unfinished = flags.out.with_name(f".{flags.out.name}.part")
     unfinished.write_bytes(msgspec.json.encode(found))
@@ -259,15 +304,17 @@ def run(flags: argparse.Namespace) -> dict[str, Any]:
 
 
 def main() -> int:
-    """Send one load; 2 when it cannot be sent."""
+    """Send one load; 2 when it cannot be sent, 130 when it was stopped."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     add_flags(parser)
     try:
-        run(parser.parse_args())
+        stopped = run(parser.parse_args())["stopped"]
+    except KeyboardInterrupt:
+        stopped = True
     except WorkloadError as error:
         print(error, file=sys.stderr)
         return 2
-    return 0
+    return 130 if stopped else 0
 
 
 if __name__ == "__main__":

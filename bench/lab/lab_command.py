@@ -290,7 +290,11 @@ def _report(flags: argparse.Namespace) -> int:
 
 def _load(flags: argparse.Namespace) -> int:
     _check_load(flags)
-    found = generator.run(flags)
+    with _terminated_like_interrupted():
+        try:
+            found = generator.run(flags)
+        except KeyboardInterrupt:
+            return _refuse("stopped before anything was sent", INTERRUPTED)
     outcomes = [ask["outcome"] for ask in found["asks"]]
     for name in sorted(set(outcomes)):
         print(f"{name:<12} {outcomes.count(name)}")
@@ -308,6 +312,9 @@ def _load(flags: argparse.Namespace) -> int:
         f"sent late by {told['late_ms_p99']:.1f} ms at p99, {told['cpu_share']:.0%} of a core"
         + ("; the generator itself was the bottleneck" if told["bottleneck"] else "")
     )
+    if found["stopped"]:
+        told_of = f"stopped after {found['seconds'] + found['cut_off_s']:.1f} s"
+        return _refuse(f"{told_of}; what was sent by then is in {flags.out}", INTERRUPTED)
     return WRONG if told["bottleneck"] or "failed" in outcomes else DONE
 
 
