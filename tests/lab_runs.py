@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from bench.lab.make import Recipe
-from bench.lab.plan import Arm, Plan
+from bench.lab.plan import FACTORS, Plan
 from bench.lab.workload import Slo
 
 Truth = Callable[[str, float], dict[str, float]]
@@ -21,7 +21,7 @@ def plan(**changed: Any) -> Plan:
         "name": "simulated",
         "model": "none",
         "recipe": Recipe(),
-        "arms": (Arm(name="continuous", flags=()), Arm(name="static", flags=())),
+        "arms": FACTORS["modes"][:2],
         "fractions": (0.5, 1.0),
         "repeats": 5,
         "seconds": 10.0,

@@ -7,6 +7,7 @@ done is kept and the rest is done; and its result says what the engine's own rec
 import json
 import math
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -277,6 +278,19 @@ def test_a_name_is_printed_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
     told = msgspec.json.encode(result).replace(b"static", b"[/]")
     summary.show(msgspec.json.decode(told), Console(width=70))
     assert "[/]" in capsys.readouterr().out
+
+
+def test_a_name_breaks_no_table_and_no_section_is_empty() -> None:
+    result = files.read_json(ROOT / "docs/lab-full.json")
+    named = msgspec.json.decode(msgspec.json.encode(result).replace(b"static", b"a | <b>"))
+    lines = list(markdown.page(named))
+    assert len(lines) == len(list(markdown.page(result)))
+    assert any(line.startswith("| 0.1 | 1.07 | a \\| \\<b> | ") for line in lines)
+    for line, plain in zip(lines, markdown.page(result), strict=True):
+        # A cell begins at each bar that is not written as a character.
+        assert len(re.findall(r"(?<!\\)\|", line)) == plain.count("|")
+    alone = list(markdown.page(result | {"hypotheses": [], "comparisons": [], "at_slo": []}))
+    assert [line for line in alone if line.startswith("## ")] == ["## What it stands on"]
 
 
 def test_a_workload_is_written_for_any_server(tmp_path: Path) -> None:

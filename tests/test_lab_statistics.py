@@ -11,6 +11,7 @@ import random
 import pytest
 
 from bench.lab import curves, hypotheses
+from bench.lab.plan import FACTORS
 from bench.lab.statistics import Compared, compare, holm, mean_of, p_of, verdict
 from tests import lab_runs
 
@@ -113,6 +114,28 @@ def test_verdicts_say_what_was_planted() -> None:
     (at_slo, _) = curves.at_slo(runs, plan)
     assert at_slo["arm_mean"] == pytest.approx(5 + 5 * 0.1 / 0.8)
     assert at_slo["baseline_mean"] == pytest.approx(10.0)
+
+
+def test_of_other_arms_no_claim_about_batching_is_judged() -> None:
+    """A planted tenth is told, what chance explains is not, and nobody is said to win."""
+
+    def slower(arm: str, _: float) -> dict[str, float]:
+        return {"ttft_p99_ms": 110.0 if arm == "fcfs" else 100.0, "output_tok_s": 90.0}
+
+    plan = lab_runs.plan(arms=FACTORS["policies"][:2])
+    rows = curves.comparisons(lab_runs.runs(plan, slower, seed=1, noise=0.005), plan)
+    found = {one["name"]: one for one in hypotheses.judge(plan, rows, plan.fractions)}
+    first = found["ttft"]
+    assert first["claim"] == "Time to first token, p99, against decode_first at every rate."
+    assert first["verdict"] == "changed"
+    assert first["because"].startswith("2 of 2 comparisons differ beyond chance: fcfs 1.1")
+    assert first["because"].endswith(" at 1 x capacity, worse.")
+    assert [rows[place]["figure"] for place in first["comparisons"]] == ["ttft_p99_ms"] * 2
+    tokens = found["throughput"]
+    assert tokens["verdict"] == "unknown"
+    assert tokens["because"] == "0 of 2 comparisons differ beyond chance."
+    assert not any(one["question"] or "yields" in one["claim"] for one in found.values())
+    assert found["idle"]["because"] == "too few repeats to tell."
 
 
 def test_an_experiment_cut_short_still_says_what_it_knows() -> None:

@@ -3,17 +3,19 @@
 Owns the hypotheses, the rule that judges them and the queries on the recorded history that show
 why. result.py calls it. A verdict rests on its comparisons, which hold together (Holm); one
 that says "no difference" rests on intervals that lie inside a stated margin (Schuirmann's two
-one-sided tests, 1987, at 90 % intervals; ours are wider). Must never call what was not told apart
-a win.
+one-sided tests, 1987, at 90 % intervals; ours are wider). Of arms that are no modes of batching no
+claim is judged; what changed is told. Must never call what was not told apart a win.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from bench.lab.figures import FIGURES
 from bench.lab.plan import Plan
 from bench.lab.statistics import holm
 
+UNTOLD = ("unknown", "too few repeats to tell.")
 MARGIN = 0.10
 """Within so much, a difference is one that no client would notice."""
 
@@ -139,29 +141,55 @@ HYPOTHESES = (
 def judge(plan: Plan, rows: Sequence[Row], fractions: Sequence[float]) -> list[dict[str, Any]]:
     """Return each hypothesis with its verdict, the reason, and the comparisons it rests on.
 
-    An experiment of one arm has nothing to say of them.
+    They are claims about modes of batching. Of other arms, what is said of each hypothesis's figure
+    is whether it changed. An experiment of one arm has nothing to say.
     """
-    others = " and ".join(arm.name for arm in plan.arms[1:])
-    found = []
-    for one in HYPOTHESES if plan.arms[1:] else ():
-        places = [place for place, row in enumerate(rows) if _rests_on(one, row, fractions)]
-        verdict, because = _verdict(one, [rows[place] for place in places])
-        lowest = min(fractions, default=min(plan.fractions))
-        claim = one.claim.format(
-            baseline=plan.baseline.name, arms=others, lowest=lowest, since=_since(one, fractions)
-        )
-        found.append(
-            {
-                "name": one.name,
-                "question": one.question,
-                "claim": claim,
-                "verdict": verdict,
-                "because": because,
-                "comparisons": places,
-                "evidence": [],
-            }
-        )
-    return found
+    told = _claimed if plan.compares_modes else _changed
+    return [told(one, plan, rows, fractions) for one in (HYPOTHESES if plan.arms[1:] else ())]
+
+
+def _claimed(
+    one: Hypothesis, plan: Plan, rows: Sequence[Row], fractions: Sequence[float]
+) -> dict[str, Any]:
+    places = [place for place, row in enumerate(rows) if _rests_on(one, row, fractions)]
+    verdict, because = _verdict(one, [rows[place] for place in places])
+    claim = one.claim.format(
+        baseline=plan.baseline.name,
+        arms=" and ".join(arm.name for arm in plan.arms[1:]),
+        lowest=min(fractions, default=min(plan.fractions)),
+        since=_since(one, fractions),
+    )
+    return {
+        "name": one.name,
+        "question": one.question,
+        "claim": claim,
+        "verdict": verdict,
+        "because": because,
+        "comparisons": places,
+        "evidence": [],
+    }
+
+
+def _changed(
+    one: Hypothesis, plan: Plan, rows: Sequence[Row], fractions: Sequence[float]
+) -> dict[str, Any]:
+    """Return what happened to a hypothesis's figure at every rate that was run; no question."""
+    places = [
+        place
+        for place, row in enumerate(rows)
+        if row["figure"] in one.figures and row["fraction"] in fractions
+    ]
+    title = " and ".join(FIGURES[figure].title for figure in one.figures)
+    verdict, because = _apart([rows[place] for place in places])
+    return {
+        "name": one.name,
+        "question": "",
+        "claim": f"{title[0].upper()}{title[1:]}, against {plan.baseline.name} at every rate.",
+        "verdict": verdict,
+        "because": because,
+        "comparisons": places,
+        "evidence": [],
+    }
 
 
 def _rests_on(one: Hypothesis, row: Row, fractions: Sequence[float]) -> bool:
@@ -178,13 +206,12 @@ def _since(one: Hypothesis, fractions: Sequence[float]) -> float:
 
 
 def _verdict(one: Hypothesis, rows: Sequence[Row]) -> tuple[str, str]:
-    if not rows or all(row["p"] is None for row in rows):
-        return "unknown", "too few repeats to tell."
+    if not _known(rows):
+        return UNTOLD
     if one.claims == "same":
         return _alike(rows)
     # A row says how the other arm did against the baseline: its being worse is the claim.
-    stands = holm([row["p"] for row in rows])
-    told = [row["verdict"] if sure else "same" for row, sure in zip(rows, stands, strict=True)]
+    told = _beyond_chance(rows)
     for_it, against = told.count("worse"), told.count("better")
     because = (
         f"{for_it} of {len(rows)} comparisons show it beyond chance, {against} the "
@@ -195,6 +222,27 @@ def _verdict(one: Hypothesis, rows: Sequence[Row]) -> tuple[str, str]:
     if for_it:
         return "mixed", because
     return ("fails" if against else "unknown"), because
+
+
+def _apart(rows: Sequence[Row]) -> tuple[str, str]:
+    if not _known(rows):
+        return UNTOLD
+    told = zip(rows, _beyond_chance(rows), strict=True)
+    apart = [f"{_figures([row])}, {way}" for row, way in told if way in ("better", "worse")]
+    because = f"{len(apart)} of {len(rows)} comparisons differ beyond chance"
+    if not apart:
+        return "unknown", f"{because}."
+    return "changed", f"{because}: {'; '.join(apart)}."
+
+
+def _known(rows: Sequence[Row]) -> bool:
+    return any(row["p"] is not None for row in rows)
+
+
+def _beyond_chance(rows: Sequence[Row]) -> list[str]:
+    """Return how each arm did against the baseline, "same" where chance explains it."""
+    stands = holm([row["p"] for row in rows])
+    return [row["verdict"] if sure else "same" for row, sure in zip(rows, stands, strict=True)]
 
 
 def _alike(rows: Sequence[Row]) -> tuple[str, str]:

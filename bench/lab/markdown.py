@@ -4,6 +4,7 @@ Owns that page; `iterscope lab report DIR --markdown FILE` writes it. The report
 same result. Must never compute a figure: what is written stands in the result.
 """
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,7 @@ def page(result: dict[str, Any]) -> Iterator[str]:
     """Yield the page's lines."""
     settings, work = result["settings"], result["workload"]
     machine = result["machine"]
-    yield f"# The batching lab: {result['name']}"
+    yield f"# The batching lab: {_text(result['name'])}"
     yield ""
     yield (
         f"{machine.get('cpu')}, {machine.get('cores')} cores, {machine.get('system')}; revision "
@@ -41,8 +42,8 @@ def page(result: dict[str, Any]) -> Iterator[str]:
         "the CPU on average. Written by `iterscope lab report DIR --markdown FILE`, not by hand."
     )
     yield ""
-    yield f"- command: `{settings['command']}`"
-    yield f"- every arm: `iterscope serve {' '.join(settings['flags'])}`"
+    yield f"- command: {_code(settings['command'])}"
+    yield f"- every arm: {_code(' '.join(('iterscope serve', *settings['flags'])))}"
     yield from _work(result, work)
     yield ""
     yield from _rates(result)
@@ -56,7 +57,7 @@ def page(result: dict[str, Any]) -> Iterator[str]:
 def _work(result: dict[str, Any], work: dict[str, Any]) -> Iterator[str]:
     slo = result["settings"]["slo"]
     yield (
-        f"- workload: {work['source']} ({work['licence']}), arrivals {work['arrivals']}, "
+        f"- workload: {_text(work['source'])} ({work['licence']}), arrivals {work['arrivals']}, "
         f"{work['requests']} requests an arm, lengths x {work['scale']:.3f}: output mean "
         f"{work['output_tokens']['mean']:.0f}, p99 {work['output_tokens']['p99']:.0f} tokens"
         + (
@@ -72,8 +73,9 @@ def _work(result: dict[str, Any], work: dict[str, Any]) -> Iterator[str]:
     )
     if capacity := result["capacity"]:
         yield (
-            f"- capacity of {capacity['arm']} with all slots full: {capacity['requests_s']:.2f} "
-            f"requests/s, {capacity['output_tok_s']:.0f} tokens/s; rates are parts of it"
+            f"- capacity of {_text(capacity['arm'])} with all slots full: "
+            f"{capacity['requests_s']:.2f} requests/s, {capacity['output_tok_s']:.0f} tokens/s; "
+            "rates are parts of it"
         )
 
 
@@ -88,13 +90,15 @@ def _rates(result: dict[str, Any]) -> Iterator[str]:
             figure = curve["figures"].get(name)
             cells.append("" if figure is None else f"{figure['mean']:,.{digits}f}")
         yield (
-            f"| {curve['fraction']:g} | {curve['requests_s']:.2f} | {curve['arm']} | "
+            f"| {curve['fraction']:g} | {curve['requests_s']:.2f} | {_text(curve['arm'])} | "
             + " | ".join(cells)
             + " |"
         )
 
 
 def _within(result: dict[str, Any]) -> Iterator[str]:
+    if not result["at_slo"]:
+        return
     least = result["settings"]["attainment_min"]
     yield f"## What the objective allows ({least:.0%} of requests in time)"
     yield ""
@@ -104,15 +108,18 @@ def _within(result: dict[str, Any]) -> Iterator[str]:
             "at least " if row[name] in open_ended(result) else "" for name in ("arm", "baseline")
         )
         yield (
-            f"- {row['baseline']} {theirs}{row['baseline_mean']:.2f} {unit}, {row['arm']} "
+            f"- {_text(row['baseline'])} {theirs}{row['baseline_mean']:.2f} {unit}, "
+            f"{_text(row['arm'])} "
             f"{ours}{row['arm_mean']:.2f}: {'no ratio' if ours or theirs else interval(row)}"
         )
     yield ""
 
 
 def _ratios(result: dict[str, Any]) -> Iterator[str]:
+    if not result["comparisons"]:
+        return
     base = next((arm["name"] for arm in result["arms"] if arm["baseline"]), "")
-    yield f"## Each mode against {base}, paired by repeat"
+    yield f"## Each mode against {_text(base)}, paired by repeat"
     yield ""
     yield "95 % intervals; * holds after Holm's correction over the rates."
     yield ""
@@ -123,7 +130,7 @@ def _ratios(result: dict[str, Any]) -> Iterator[str]:
             star = "*" if row["holm"] else ""
             yield (
                 f"| {result['figures'][row['figure']]['title']} | {row['fraction']:g} | "
-                f"{row['arm']} | {interval(row)}{star} | {row['verdict']} |"
+                f"{_text(row['arm'])} | {interval(row)}{star} | {row['verdict']} |"
             )
     yield ""
 
@@ -138,11 +145,27 @@ def interval(row: dict[str, Any]) -> str:
 
 
 def _verdicts(result: dict[str, Any]) -> Iterator[str]:
+    if not result["hypotheses"]:
+        return
     yield "## Verdicts"
     yield ""
     for one in result["hypotheses"]:
-        yield f"- **{one['question']}** {one['claim']} **{one['verdict']}**: {one['because']}"
+        asked = f"**{one['question']}** " if one["question"] else ""
+        told = f"{asked}{_text(one['claim'])} **{one['verdict']}**: {_text(one['because'])}"
+        yield f"- {told}"
     yield ""
+
+
+def _text(words: str) -> str:
+    """Return words as they are read: an arm may be called "a | b"."""
+    return re.sub(r"([\\`*|<\[])", r"\\\1", words)
+
+
+def _code(words: str) -> str:
+    """Return a command as code, whatever quotes it holds."""
+    longest = max(map(len, re.findall("`+", words)), default=0)
+    fence = "`" * (longest + 1)
+    return f"{fence} {words} {fence}" if longest else f"{fence}{words}{fence}"
 
 
 def _ground(result: dict[str, Any]) -> Iterator[str]:

@@ -95,6 +95,13 @@ class Plan:
         """Return the arm that others are compared with."""
         return self.arms[0]
 
+    @property
+    def compares_modes(self) -> bool:
+        """Return whether continuous batching is held against fixed batches and nothing else."""
+        continuous, *fixed = (arm.flags for arm in FACTORS["modes"])
+        others = all(arm.flags in fixed for arm in self.arms[1:])
+        return others and self.baseline.flags in ((), continuous)
+
     def server_flags(self, arm: Arm) -> list[str]:
         """Return what an arm's server is started with; the KV pool holds a full fixed batch."""
         blocks = self.max_num_seqs * (self.recipe.context_tokens // KV_BLOCK_TOKENS + 2)

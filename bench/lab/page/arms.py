@@ -7,6 +7,7 @@ that is not complete: what is not there yet is empty.
 
 from typing import Any
 
+from bench.lab.figures import SETTLE_SHARE
 from bench.lab.page.numbers import TIMES, short, valued
 
 Result = dict[str, Any]
@@ -60,6 +61,14 @@ def objective_in_words(result: Result) -> str:
     share = settings.get("attainment_min", 0.9)
     first, each = valued(slo["ttft_ms"], "ms"), valued(slo["tpot_ms"], "ms")
     return f"first token within {first}, then {each} a token, for {valued(share, 'share')} of them"
+
+
+def counted_in_words() -> str:
+    """Return why a goodput may lie above the rate beside it."""
+    return (
+        f"Goodput is of requests that came after the first {SETTLE_SHARE:.0%} of a run, over the "
+        "seconds that are left; where arrivals are uneven more may come in them than the rate says."
+    )
 
 
 def closest(fractions: set[float], to: float) -> float | None:

@@ -10,6 +10,7 @@ from typing import Any
 
 from bench.lab.page.arms import (
     Result,
+    counted_in_words,
     names_of,
     objective_in_words,
     place_of,
@@ -109,7 +110,7 @@ def _caption(result: Result, name: str) -> str:
         )
     return (
         f"Requests a second that met the objective ({objective}). The ring is each mode's best "
-        "operating point: beyond it more load serves fewer in time."
+        f"operating point: beyond it more load serves fewer in time. {counted_in_words()}"
     )
 
 

@@ -13,6 +13,7 @@ from bench.lab.curves import open_ended
 from bench.lab.page.arms import (
     Result,
     baseline_of,
+    counted_in_words,
     names_of,
     objective_in_words,
     place_of,
@@ -25,7 +26,12 @@ from bench.lab.page.numbers import NOTHING, counted, plain, ratio, sentence, tim
 
 EVIDENCE_ROWS = 24
 WORDS = MappingProxyType(
-    {"holds": ("✓", "holds"), "fails": ("✕", "fails"), "mixed": ("◐", "mixed")}
+    {
+        "holds": ("✓", "holds"),
+        "fails": ("✕", "fails"),
+        "mixed": ("◐", "mixed"),
+        "changed": ("≠", "changed"),
+    }
 )
 UNKNOWN = ("?", "not known")
 AT_LEAST = "\N{GREATER-THAN OR EQUAL TO}"
@@ -45,6 +51,7 @@ def headline(result: Result) -> Safe:
     if not tiles:
         return Safe("")
     says = f"Highest rate served within the objective: {objective_in_words(result)}."
+    says += f" {counted_in_words()}"
     return tag(
         "div", tag("p", says, class_="what"), tag("ul", tiles, class_="tiles"), id="headline"
     )
