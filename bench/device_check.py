@@ -45,8 +45,9 @@ def main() -> int:
         tiny=flags.tiny,
         wrong_scale=flags.plant == "wrong-scale",
         until_s=time.monotonic() + (flags.budget_s or (TINY_BUDGET_S if flags.tiny else BUDGET_S)),
+        out=flags.out,
     )
-    return check(bench, only, flags.out)
+    return check(bench, only)
 
 
 def interpret() -> None:

@@ -13,10 +13,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from bench.device import sweep
 from bench.device.check import check as run_parts
 from bench.device.check import driver
 from bench.device.table import Bench, Row
 from bench.device_check import PARTS
+from kernels.triton import launch
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -56,7 +58,7 @@ def here(device: str, *parts: str, wrong_scale: bool = False) -> int:
     until_s = time.monotonic() + 60
     bench = Bench(device=device, tiny=True, wrong_scale=wrong_scale, until_s=until_s)
     try:
-        return run_parts(bench, parts, None)
+        return run_parts(bench, parts)
     finally:
         torch.set_num_threads(threads)
 
@@ -84,6 +86,29 @@ def test_a_part_that_raises_is_bad_and_hides_no_other(
     rows = rows_of(capsys.readouterr().out)
     assert {part for part, _ in rows} == {"broken", "driver"}
     assert rows[0][1] == "bad"
+
+
+@pytest.mark.parametrize("writable", [True, False])
+def test_tiles_are_kept_in_out_and_in_the_package_where_it_may_be_written(
+    writable: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "package"
+    if writable:
+        package.mkdir()
+    else:
+        package.write_text("no folder can be made in a file, not even by root")
+    monkeypatch.setattr(launch, "TUNING", package / "tuning")
+    best = {"decode-d64-g4-b2-t16": launch.Tiles(block_m=16, tile=32, warps=2, stages=4)}
+    written, installed = sweep.keep(tmp_path / "out", "A GPU", best)
+    kept = tmp_path / "out" / "a-gpu.json"
+    assert written.figure == str(kept)
+    if writable:
+        assert launch.tuning_file("A GPU").read_text() == kept.read_text()
+    else:
+        assert installed.verdict == "skipped"
+        assert f"copy {kept} there" in installed.figure
+        (alone,) = sweep.keep(None, "A GPU", best)
+        assert "--out FOLDER keeps the tiles" in alone.figure
 
 
 def test_an_unknown_part_is_said_in_one_line() -> None:

@@ -4,7 +4,6 @@ Owns which parts there are and the time each wants; bench/device_check.py calls 
 raises is bad and hides no other. Loads torch, and Triton where it is.
 """
 
-import shutil
 import sys
 import time
 from pathlib import Path
@@ -14,8 +13,6 @@ import torch
 from bench.device import engines, kernels, steps, sweep
 from bench.device.table import Bench, Part, Row, printed
 from telemetry import gpus
-
-ROOT = Path(__file__).resolve().parent.parent.parent
 
 
 def driver(_bench: Bench) -> list[Row]:
@@ -67,7 +64,7 @@ def run(bench: Bench, only: tuple[str, ...]) -> list[Row]:
     return rows
 
 
-def check(bench: Bench, only: tuple[str, ...], out: Path | None) -> int:
+def check(bench: Bench, only: tuple[str, ...]) -> int:
     """Run the parts, print the table, keep it; return 1 if anything is wrong."""
     if bench.device == "cpu":
         torch.set_num_threads(1)
@@ -77,18 +74,15 @@ def check(bench: Bench, only: tuple[str, ...], out: Path | None) -> int:
     rows = run(bench, only)
     text = "\n".join((described(bench.device), "", printed(rows), "", verdict(rows)))
     print(text)
-    if out:
-        keep(out, text, rows)
+    if out := bench.out:
+        keep(out, text)
     return 1 if any(row.verdict == "bad" for row in rows) else 0
 
 
-def keep(folder: Path, text: str, rows: list[Row]) -> None:
-    """Write the table, and a copy of what the sweep has written."""
+def keep(folder: Path, text: str) -> None:
+    """Write the table; the sweep has written its tiles beside it."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "device_check.txt").write_text(text + "\n", encoding="utf-8")
-    for row in rows:
-        if (row.part, row.case) == ("sweep", "written"):
-            shutil.copy(ROOT / row.figure, folder)
 
 
 def described(device: str) -> str:

@@ -1,17 +1,21 @@
 """Which tiles serve the Triton kernels best on this device: the fastest of a few are kept.
 
 Owns the steps that candidates are timed on, and has the best written to kernels/tuning/DEVICE.json,
-which the backend reads. A candidate that does not compile, or needs more than the device has, is
-out. On a CPU the path alone is run, in the interpreter, and nothing is written.
+which the backend reads, and to `--out`, for an installation that may not be written. A candidate
+that does not compile, or needs more than the device has, is out. On a CPU the path alone is run, in
+the interpreter, and nothing is written.
 """
 
+import json
 import random
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from pathlib import Path
 
 import torch
 
 from bench.device.table import Bench, Row, Verdict
 from kernels.base import AttentionBatch, AttentionShape
+from kernels.triton import launch
 
 ROUNDS = 5
 TRIED_TINY = 2
@@ -46,11 +50,11 @@ LOADS = tuple(
 def tiles(bench: Bench) -> list[Row]:
     """Time every candidate on every load; keep the best."""
     try:
-        from kernels.triton import launch  # noqa: PLC0415  Triton is no dependency on a CPU
-        from kernels.triton.backend import device_of  # noqa: PLC0415
+        from kernels.triton.backend import device_of  # noqa: PLC0415  a CPU has no Triton
     except ImportError as error:
         return [Row(part="sweep", case="triton", figure=str(error), verdict="skipped")]
-    rows, best = [], {}
+    rows: list[Row] = []
+    best: dict[str, launch.Tiles] = {}
     facts, dtype = device_of(torch.device(bench.device)), bench.dtypes[0]
     loads = TINY if bench.tiny else LOADS
     for place, load in enumerate(loads):
@@ -80,9 +84,30 @@ def tiles(bench: Bench) -> list[Row]:
         figure += f"{one.stages} stages; {len(found)} of {len(wanted)} tried"
         rows.append(Row(part="sweep", case=entry, figure=figure))
     if best and bench.device == "cuda":
-        kept = launch.write_tuned(facts.name, best)
-        rows.append(Row(part="sweep", case="written", figure=f"kernels/tuning/{kept.name}"))
+        rows += keep(bench.out, facts.name, best)
     return rows
+
+
+def keep(out: Path | None, device_name: str, best: dict[str, launch.Tiles]) -> list[Row]:
+    """Write the tiles where the backend reads them, and into a folder; return what was written.
+
+    An installed package may not be writable: then the folder's copy is what there is.
+    """
+    rows: list[Row] = []
+    if out:
+        copy = out / launch.tuning_file(device_name).name
+        tiles = {name: asdict(one) for name, one in sorted(best.items())}
+        told = {"device": device_name, "attention": tiles}
+        out.mkdir(parents=True, exist_ok=True)
+        copy.write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
+        rows.append(Row(part="sweep", case="written", figure=str(copy)))
+    try:
+        kept = launch.write_tuned(device_name, best)
+    except OSError as error:
+        told_of = f"{launch.TUNING}: {error.strerror}"
+        told_of += f"; copy {rows[0].figure} there" if rows else "; --out FOLDER keeps the tiles"
+        return [*rows, Row(part="sweep", case="installed", figure=told_of, verdict="skipped")]
+    return [*rows, Row(part="sweep", case="installed", figure=str(kept))]
 
 
 def _order(count: int) -> list[int]:
@@ -91,14 +116,12 @@ def _order(count: int) -> list[int]:
 
 
 @torch.inference_mode()
-def _timed(bench: Bench, load: Load, tiles: object) -> float | None:
+def _timed(bench: Bench, load: Load, tiles: launch.Tiles) -> float | None:
     """Return the ms of one layer's attention with these tiles; None where they cannot be."""
     import triton  # noqa: PLC0415
 
     from kernels.triton.backend import TritonBackend, device_of  # noqa: PLC0415
-    from kernels.triton.launch import Tiles  # noqa: PLC0415
 
-    assert isinstance(tiles, Tiles)
     backend = TritonBackend(device_of(torch.device(bench.device)), tiles)
     batch, shape, dtype = _batch(bench, load), load.shape, bench.dtypes[0]
     blocks, tokens = 1 + batch.block_tables.numel(), load.rows * load.tokens

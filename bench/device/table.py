@@ -8,6 +8,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 import torch
@@ -31,12 +32,16 @@ class Row:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bench:
-    """Where the check runs and until when. `wrong_scale` plants an error into every kernel."""
+    """Where the check runs, until when, and the folder for what it finds.
+
+    `wrong_scale` plants an error into every kernel.
+    """
 
     device: str
     tiny: bool
     wrong_scale: bool
     until_s: float
+    out: Path | None = None
 
     @property
     def left_s(self) -> float:
