@@ -10,7 +10,7 @@ import threading
 import time
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Self
+from typing import NamedTuple, Self
 
 import msgspec
 
@@ -25,8 +25,7 @@ Tally = tuple[int, ...]
 """Records published so far, by kind, in the order of KINDS."""
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(NamedTuple):
     """A record in its place: `seq` counts from 1 in a run, `payload` is the record's JSON.
 
     `tally` counts what was published up to and including this entry.

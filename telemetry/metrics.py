@@ -24,7 +24,7 @@ from telemetry.metric_vllm import vllm_values
 from telemetry.objective import Due
 from telemetry.records import Delivery, RequestEnd, Run
 
-PERIOD_S = 0.25
+PERIOD_S = 0.5
 DEFAULT_OBJECTIVE = Due(1_000_000_000, 100_000_000)
 READERS = ("explain", "history", "metrics", "stream")
 NO_EXPORTS = MappingProxyType({"sent": 0, "failed": 0})
