@@ -66,8 +66,9 @@ def objective_in_words(result: Result) -> str:
 def counted_in_words() -> str:
     """Return why a goodput may lie above the rate beside it."""
     return (
-        f"Goodput is of requests that came after the first {SETTLE_SHARE:.0%} of a run, over the "
-        "seconds that are left; where arrivals are uneven more may come in them than the rate says."
+        f"Goodput is of requests that came after the first {valued(SETTLE_SHARE, 'share')} of a run, "
+        "over the seconds that are left: where arrivals are uneven, more may come in these than "
+        "the rate says."
     )
 
 
