@@ -65,8 +65,9 @@ def objective_in_words(result: Result) -> str:
 
 def counted_in_words() -> str:
     """Return why a goodput may lie above the rate beside it."""
+    settles = valued(SETTLE_SHARE, "share")
     return (
-        f"Goodput is of requests that came after the first {valued(SETTLE_SHARE, 'share')} of a run, "
+        f"Goodput is of requests that came after the first {settles} of a run, "
         "over the seconds that are left: where arrivals are uneven, more may come in these than "
         "the rate says."
     )
