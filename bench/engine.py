@@ -47,9 +47,11 @@ class Bench:
     def __init__(
         self, dtype: str, backend: str, threads: int | None, emit: Emit | None = None
     ) -> None:
+        dtype, _, kv_dtype = dtype.partition(":")
         config = EngineConfig(
             model=str(DEMO_MODEL),
             dtype=dtype,
+            kv_cache_dtype=kv_dtype or "auto",
             attention_backend=backend,
             engine_threads=threads,
             max_num_seqs=64,
@@ -136,7 +138,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", type=Path)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--dtype", default="auto")
+    parser.add_argument("--dtype", default="auto", help="int8:bf16: keys and values in bf16")
     parser.add_argument("--backend", default="auto")
     parser.add_argument("--threads", type=int, default=None)
     parser.add_argument("--cpu", help="avx512, avx2, portable: C++ as for such a CPU")

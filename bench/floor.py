@@ -10,14 +10,14 @@ from dataclasses import dataclass
 
 import torch
 
+from engine.config import KV_AUTO, kv_bytes_per_token
 from engine.spec import ModelSpec
 
 READ_BYTES = 2**28
 SIZE = 1024
 ROUNDS = 7
 WEIGHT_BYTES = {"f32": 4.0, "bf16": 2.0, "int8": 1.0, "int4": 0.625}
-KV_BYTES = {"f32": 4, "bf16": 2, "int8": 2, "int4": 2}
-"""Bytes of a weight, and of a key's or value's number, by the type that an engine is asked for."""
+"""Bytes of a weight by the type that an engine is asked for."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +61,7 @@ def parameters(spec: ModelSpec) -> int:
 def decode_s(spec: ModelSpec, dtype: str, machine: Machine, *, rows: int, context: int) -> float:
     """Return the shortest time of a step that decodes so many rows, s."""
     weights = parameters(spec)
-    cached = 2 * spec.layers * spec.kv_heads * spec.head_dim * context * KV_BYTES[dtype]
+    cached = kv_bytes_per_token(spec, KV_AUTO[dtype]) * context
     read = weights * WEIGHT_BYTES[dtype] + rows * cached
     return max(read / machine.bytes_s, 2 * weights * rows / machine.operations_s)
 

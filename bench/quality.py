@@ -28,7 +28,10 @@ from engine.spec import read_spec
 TEXTS = Path(__file__).parent / "data" / "quality.jsonl.gz"
 WINDOW = 512
 FORMS = ("f32", "bf16", "int8", "int8/3", "int4")
-"""Dtypes; behind a stroke, how many tokens a step computes: few read their weights otherwise."""
+"""Dtypes; behind a stroke, how many tokens a step computes: few read their weights otherwise.
+
+Behind a colon stands the type of keys and values, where it is not the one that serves by default.
+"""
 FEW_TOKENS = 8_000
 """How much of the text is scored in steps of a few tokens by default: that takes its time."""
 
@@ -78,9 +81,16 @@ def windows(model: str, texts: int) -> list[list[int]]:
     return [ids[start : start + WINDOW] for start in range(0, len(ids), WINDOW)]
 
 
-def runner(model: str, dtype: str) -> ModelRunner:
+def runner(model: str, form: str) -> ModelRunner:
     """Return a runner with room for one window."""
-    config = EngineConfig(model=model, dtype=dtype, kv_blocks=64, max_num_batched_tokens=WINDOW)
+    dtype, _, kv_dtype = form.partition("/")[0].partition(":")
+    config = EngineConfig(
+        model=model,
+        dtype=dtype,
+        kv_cache_dtype=kv_dtype or "auto",
+        kv_blocks=64,
+        max_num_batched_tokens=WINDOW,
+    )
     spec = read_spec(model)
     resolved = resolve(config, spec, device_facts(config, spec))
     return ModelRunner.build(resolved, spec, lambda *_: None)
@@ -92,7 +102,7 @@ def compare(
 ) -> dict[str, dict[str, float]]:
     """Return each form's perplexity, first choices that agree with float32's, and KL divergence."""
     truth = runner(model, "f32")
-    runners = {form: runner(model, form.partition("/")[0]) for form in forms}
+    runners = {form: runner(model, form) for form in forms}
     scores = {form: Score() for form in forms}
     for tokens in texts:
         theirs = truth.logits(tokens)[:-1].log_softmax(-1)
@@ -109,7 +119,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", type=Path)
     parser.add_argument("--model", default=None, help="a model file; the demo model by default")
-    parser.add_argument("--forms", nargs="*", default=FORMS, help="dtypes; int8/3: 3 rows a step")
+    parser.add_argument(
+        "--forms",
+        nargs="*",
+        default=FORMS,
+        help="dtypes; int8/3: 3 rows a step; int8:bf16: keys and values in bf16",
+    )
     parser.add_argument("--texts", type=int, default=1000, help="score only so many of them")
     parser.add_argument(
         "--few-tokens", type=int, default=FEW_TOKENS, help="most tokens scored in steps of few"

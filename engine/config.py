@@ -27,7 +27,11 @@ GRAPHS = ("auto", "on", "off")
 KV_CACHE_MEMORY = 2**30
 BUCKETS = (1, 2, 4, *range(8, 257, 8))
 """Rows of the decode steps that a GPU has graphs for."""
-KV_BYTES = {"f32": 4, "bf16": 2, "int8": 2, "int4": 2}
+KV_TYPES = ("auto", "f32", "bf16", "int8")
+KV_AUTO = {"f32": "f32", "bf16": "bf16", "int8": "int8", "int4": "int8"}
+"""The type of keys and values that stands for `auto` beside each dtype."""
+KV_SCALE_BYTES = 4
+"""Of each token's key and value of a head in int8."""
 
 
 class ConfigError(Exception):
@@ -82,6 +86,11 @@ class EngineConfig:
     tpot_ms: float = setting("time per later token that slo aims at, ms", 100.0)
     policy_preemptions_max: int = setting("most preemptions by policy in one step", 1)
     dtype: str = setting("weight and activation type", "auto", DTYPES)
+    kv_cache_dtype: str = setting(
+        "type of keys and values; auto: int8 beside int8 and int4, else that of activations",
+        "auto",
+        KV_TYPES,
+    )
     device: str = setting("where the model runs", "auto", DEVICES)
     attention_backend: str = setting("attention kernels", "auto", ATTENTION_BACKENDS)
     decode_buckets: str = setting(
@@ -122,9 +131,26 @@ class DeviceFacts:
     block_tokens: int = BLOCK_TOKENS
 
 
-def kv_bytes_per_token(spec: ModelSpec, dtype: str) -> int:
+def kv_bytes_per_token(spec: ModelSpec, kv_dtype: str) -> int:
     """Return the bytes of keys and values one token holds over all layers."""
-    return 2 * spec.layers * spec.kv_heads * spec.head_dim * KV_BYTES[dtype]
+    head = {
+        "f32": 4 * spec.head_dim,
+        "bf16": 2 * spec.head_dim,
+        "int8": spec.head_dim + KV_SCALE_BYTES,
+    }
+    return 2 * spec.layers * spec.kv_heads * head[kv_dtype]
+
+
+def _kv_dtype(config: EngineConfig, dtype: str) -> str:
+    """Return the type of keys and values in force; raise ConfigError where none computes so."""
+    if (asked := config.kv_cache_dtype) == "auto":
+        return KV_AUTO[dtype]
+    own = ("f32",) if dtype == "f32" else ("bf16", "int8")
+    if asked not in own:
+        raise ConfigError(
+            f"--kv-cache-dtype {asked}: beside --dtype {dtype} it may be {' or '.join(own)}"
+        )
+    return asked
 
 
 def resolve(config: EngineConfig, spec: ModelSpec, facts: DeviceFacts) -> EngineConfig:
@@ -137,7 +163,8 @@ def resolve(config: EngineConfig, spec: ModelSpec, facts: DeviceFacts) -> Engine
     check_engine(config)
     dtype = facts.auto_dtype if config.dtype == "auto" else config.dtype
     block_size = config.block_size or facts.block_tokens
-    block_bytes = kv_bytes_per_token(spec, dtype) * block_size
+    kv_dtype = _kv_dtype(config, dtype)
+    block_bytes = kv_bytes_per_token(spec, kv_dtype) * block_size
     pool_bytes = config.kv_cache_memory or facts.pool_bytes or KV_CACHE_MEMORY
     blocks = config.kv_blocks or pool_bytes // block_bytes
     if blocks < 2:
@@ -159,6 +186,7 @@ def resolve(config: EngineConfig, spec: ModelSpec, facts: DeviceFacts) -> Engine
     return replace(
         config,
         dtype=dtype,
+        kv_cache_dtype=kv_dtype,
         device=facts.device,
         block_size=block_size,
         decode_buckets=buckets,
@@ -219,6 +247,7 @@ def check_engine(config: EngineConfig) -> None:
         ("batching", BATCHING_MODES),
         ("scheduling_policy", POLICY_NAMES),
         ("dtype", DTYPES),
+        ("kv_cache_dtype", KV_TYPES),
         ("prefix_cache_isolation", ISOLATIONS),
         ("device", DEVICES),
         ("attention_backend", ATTENTION_BACKENDS),

@@ -91,6 +91,7 @@ def chosen(config: EngineConfig, spec: ModelSpec) -> dict[str, Any]:
             device=resolved.device,
             dtype=TORCH_DTYPES[resolved.dtype],
             block_tokens=resolved.block_size,
+            int8_cache=resolved.kv_cache_dtype == "int8",
         )
     except BackendError as error:
         raise ConfigError(f"--attention-backend: {error}") from error

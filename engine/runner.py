@@ -111,6 +111,7 @@ class ModelRunner:
                 device=config.device,
                 dtype=dtype,
                 block_tokens=config.block_size,
+                int8_cache=config.kv_cache_dtype == "int8",
             )
         except BackendError as error:
             raise ConfigError(f"--attention-backend: {error}") from error
@@ -344,7 +345,7 @@ def _allocate(config: EngineConfig, spec: ModelSpec, choice: Choice) -> Cache:
             attention_shape(spec),
             config.kv_blocks + 1,  # block 0 belongs to padding rows
             config.block_size,
-            TORCH_DTYPES[config.dtype],
+            TORCH_DTYPES[config.kv_cache_dtype],
             config.device,
         )
     except RuntimeError as error:

@@ -227,7 +227,10 @@ class AttentionBackend(Protocol):
         dtype: torch.dtype,
         device: str,
     ) -> Cache:
-        """Return a zeroed cache of `blocks` blocks, block 0 included."""
+        """Return a zeroed cache of `blocks` blocks, block 0 included; dtype is that of its numbers.
+
+        int8 is for an Int8CacheBackend that does not refuse it.
+        """
         ...
 
     def clear_blocks(self, cache: Cache, blocks: list[int]) -> None:
@@ -273,6 +276,30 @@ class StepBackend(Protocol):
         beat is called now and then in a step that takes long: one that goes on is no hang.
         """
         ...
+
+
+@runtime_checkable
+class Int8CacheBackend(Protocol):
+    """The optional hook of a backend that can keep keys and values in int8."""
+
+    def refuses_int8(
+        self, shape: AttentionShape, device: str, dtype: torch.dtype, block_tokens: int
+    ) -> str | None:
+        """Return None, or one line that says why it cannot do so for what it serves."""
+        ...
+
+
+def int8_refusal(
+    backend: AttentionBackend,
+    shape: AttentionShape,
+    device: str,
+    dtype: torch.dtype,
+    block_tokens: int,
+) -> str | None:
+    """Return why a backend cannot keep keys and values in int8, None if it can."""
+    if not isinstance(backend, Int8CacheBackend):
+        return "keeps no keys and values in int8 (--kv-cache-dtype)"
+    return backend.refuses_int8(shape, device, dtype, block_tokens)
 
 
 @runtime_checkable

@@ -1,6 +1,6 @@
 """A whole decoder step in C++ on a CPU: the native backend.
 
-Owns the cache that kernels/cpu/attention.h lays out, and what crosses to C++ as pointers.
+Owns the cache that kernels/cpu/units.h lays out, and what crosses to C++ as pointers.
 kernels/select.py offers it by name, with the ops of kernels/native_ops.py: a step reads the weights
 that these packed.
 """
@@ -25,6 +25,7 @@ from kernels.base import (
 from kernels.native_ops import TILE, DescribedWeight, NativeThreads, NativeWeight, refusal
 
 UNIT_TOKENS = 16
+SCALE_BYTES = 4
 HEAD_DIM_MAX = 256
 COMPUTED = ("biases", "norms of heads")
 """What of engine/family.py's words C++ knows: biases of qkv, and norms before rope."""
@@ -44,12 +45,16 @@ class _Batch(ctypes.Structure):
         ("block_tables", ctypes.c_void_p),
         ("blocks_width", ctypes.c_int64),
         ("block_tokens", ctypes.c_int64),
+        ("int8", ctypes.c_int64),
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NativeCache:
-    """Keys and values: [layers, units of 16 tokens, kv_heads, 2 x head_dim x 16] bfloat16."""
+    """Keys and values: [layers, units of 16 tokens, kv_heads, 2 x head_dim x 16] bfloat16.
+
+    In int8 the last are bytes, each token's two scales in float32 behind them: kernels/cpu/units.h.
+    """
 
     values: torch.Tensor
     shape: AttentionShape
@@ -103,12 +108,21 @@ class NativeBackend:
         dtype: torch.dtype,
         device: str,
     ) -> Cache:
-        """Return a zeroed cache."""
+        """Return a zeroed cache, in int8 if that is the type, else in bf16."""
+        int8 = dtype == torch.int8
         units = blocks * block_tokens // UNIT_TOKENS
-        size = (shape.layers, units, shape.kv_heads, 2 * shape.head_dim * UNIT_TOKENS)
-        return NativeCache(
-            values=torch.zeros(size, dtype=torch.bfloat16), shape=shape, block_tokens=block_tokens
+        width = 2 * UNIT_TOKENS * (shape.head_dim + (SCALE_BYTES if int8 else 0))
+        values = torch.zeros(
+            (shape.layers, units, shape.kv_heads, width),
+            dtype=torch.uint8 if int8 else torch.bfloat16,
         )
+        return NativeCache(values=values, shape=shape, block_tokens=block_tokens)
+
+    def refuses_int8(
+        self, shape: AttentionShape, device: str, dtype: torch.dtype, block_tokens: int
+    ) -> str | None:
+        """Return None: whatever it serves it can serve from a cache in int8."""
+        return None
 
     def clear_blocks(self, cache: Cache, blocks: list[int]) -> None:
         """Zero these blocks."""
@@ -127,6 +141,7 @@ class NativeBackend:
             *(len(batch.slot_mapping), len(lengths), ctypes.addressof(lengths)),
             contexts.data_ptr(),
             *(tables.data_ptr(), tables.shape[1], cache.block_tokens),
+            cache.values.dtype == torch.uint8,
         )
         return _Prepared(described, (lengths, contexts, tables))
 
@@ -176,7 +191,7 @@ class NativeBackend:
         self._threads.functions.engine_step(
             *(self._threads.engine, self._described(weights)),
             ctypes.c_void_p(cache.values.data_ptr()),
-            *(ctypes.c_int64(cache.values[0].numel()), ctypes.byref(prepared.batch)),
+            *(ctypes.c_int64(cache.values[0].nbytes), ctypes.byref(prepared.batch)),
             ctypes.c_void_p(batch.input_ids.data_ptr()),
             ctypes.c_void_p(batch.positions.data_ptr()),
             ctypes.c_void_p(batch.sample_tokens.data_ptr()),

@@ -17,6 +17,7 @@ from kernels.base import (
     BackendError,
     Cache,
     Prepared,
+    int8_refusal,
 )
 
 Inner = Callable[[AttentionShape, str, torch.dtype, int], AttentionBackend]
@@ -66,6 +67,14 @@ class PerRequestBackend:
         """Return the inner backend's cache, zeroed."""
         inner = self._inner(shape, device, dtype, block_tokens)
         return PerRequestCache(inner, inner.allocate_kv(shape, blocks, block_tokens, dtype, device))
+
+    def refuses_int8(
+        self, shape: AttentionShape, device: str, dtype: torch.dtype, block_tokens: int
+    ) -> str | None:
+        """Return what the backend of single rows does."""
+        return int8_refusal(
+            self._inner(shape, device, dtype, block_tokens), shape, device, dtype, block_tokens
+        )
 
     def clear_blocks(self, cache: Cache, blocks: list[int]) -> None:
         """Zero these blocks."""

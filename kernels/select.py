@@ -11,7 +11,7 @@ from typing import TypeVar
 
 import torch
 
-from kernels.base import AttentionBackend, AttentionShape, BackendError, Ops
+from kernels.base import AttentionBackend, AttentionShape, BackendError, Ops, int8_refusal
 
 Kernels = TypeVar("Kernels")
 
@@ -126,10 +126,17 @@ ONLY_ON = {"flash_attn": "cuda", "triton": "cuda"}
 
 
 def choose(
-    name: str, shape: AttentionShape, *, device: str, dtype: torch.dtype, block_tokens: int
+    name: str,
+    shape: AttentionShape,
+    *,
+    device: str,
+    dtype: torch.dtype,
+    block_tokens: int,
+    int8_cache: bool = False,
 ) -> Choice:
     """Return the backend called `name`, or the first that serves for 'auto', and its ops.
 
+    With int8_cache one serves only if it keeps keys and values in int8.
     Raises BackendError when the one asked for is unknown or cannot serve.
     """
     refusals: dict[str, str] = {}
@@ -139,7 +146,9 @@ def choose(
     ops = _first_ops(device, dtype, refusals)
 
     def supports(it: AttentionBackend) -> str | None:
-        return it.supports(shape, device, dtype, block_tokens)
+        if reason := it.supports(shape, device, dtype, block_tokens):
+            return reason
+        return int8_refusal(it, shape, device, dtype, block_tokens) if int8_cache else None
 
     for entry, load in BACKENDS:
         if name not in ("auto", entry):

@@ -186,7 +186,14 @@ def _lines(report: dict[str, Any]) -> list[tuple[str, str]]:
             told = (f"{name} {' '.join(f'{rate:.0f}' for rate in found[name])}" for name in found)
             lines.append((f"products: {dtype} {shape}", ", ".join(told) + " GFLOP/s"))
     if auto := report.get("auto"):
-        names = ("device", "dtype", "attention_backend", "max_model_len", "kv_blocks")
+        names = (
+            "device",
+            "dtype",
+            "kv_cache_dtype",
+            "attention_backend",
+            "max_model_len",
+            "kv_blocks",
+        )
         more = ("max_num_seqs", "max_num_batched_tokens", "engine_threads")
         lines.append(("auto chooses", ", ".join(f"{name} {auto[name]}" for name in names + more)))
         lines.append(("for the model", report["model"] or "none is here: the demo model's shape"))

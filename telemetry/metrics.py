@@ -174,9 +174,11 @@ class Metrics:
 
 def _run_values(run: Run) -> dict[str, Values]:
     """Return what an engine is, in labels."""
-    cached = json.loads(run.config).get("enable_prefix_caching", True)
+    config = json.loads(run.config)
+    cached = config.get("enable_prefix_caching", True)
+    kept = config.get("kv_cache_dtype", run.dtype)
     what = (run.revision, run.policy, run.batching, run.backend, run.dtype, run.device)
-    cache = (str(run.block_tokens), str(run.kv_blocks_total), run.dtype, str(cached))
+    cache = (str(run.block_tokens), str(run.kv_blocks_total), kept, str(cached))
     return {
         "iterscope_info": {what: 1},
         "iterscope_cache_config_info": {cache: 1},

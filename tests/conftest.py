@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from kernels.native import TARGETS, keep_to, targets
 from server.config import quiet_threads
 from server.demo import DEMO_MODEL, demo_model_path, is_intact
 
@@ -62,6 +63,28 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def two_threads() -> Iterator[None]:
+    """Let C++ share its work, whatever this machine has."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(params=TARGETS, scope="module")
+def target(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Let `threads()` find this target of kernels/native.py as the best that there is."""
+    name: str = request.param
+    if name not in targets():
+        pytest.skip(f"this CPU does not run {name}")
+    keep_to(name)
+    yield name
+    keep_to(next(iter(TARGETS)))
 
 
 @pytest.fixture(scope="session")

@@ -4,7 +4,6 @@ Each test runs once for every target of kernels/native.py that this machine's CP
 """
 
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,7 +16,7 @@ from engine.spec import read_spec
 from engine.weights import load_weights
 from kernels import native, native_ops
 from kernels.base import AttentionBatch, AttentionShape, DecoderWeights, StepBatch
-from kernels.native import TARGETS, keep_to, step_library, targets
+from kernels.native import step_library, targets
 from kernels.native_ops import NativeInt4Ops, NativeInt8Ops, NativeOps, threads
 from kernels.native_step import NativeBackend, NativeCache
 from kernels.ops import TorchOps
@@ -31,23 +30,7 @@ SHAPE = tiny.Shape(hidden=96, heads=6, kv_heads=2, head_dim=32, intermediate=160
 """Nothing a multiple of 64, a vocabulary that no tile divides, three heads to a key head."""
 
 
-@pytest.fixture(params=TARGETS, scope="module", autouse=True)
-def target(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Let `threads()` find this target as the best that there is."""
-    name: str = request.param
-    if name not in targets():
-        pytest.skip(f"this CPU does not run {name}")
-    keep_to(name)
-    yield name
-    keep_to(next(iter(TARGETS)))
-
-
-@pytest.fixture(scope="module", autouse=True)
-def two_threads() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("target", "two_threads")
 
 
 @pytest.mark.parametrize(("inputs", "outputs"), [(32, 32), (64, 96), (576, 70), (160, 1)])
@@ -138,11 +121,13 @@ def test_what_is_no_number_stays_none() -> None:
                 assert finite[others].all(), "the neighbours keep theirs"
 
 
-def attend_native(drawn: Scene, shape: AttentionShape) -> torch.Tensor:
+def attend_native(
+    drawn: Scene, shape: AttentionShape, dtype: torch.dtype = torch.bfloat16
+) -> torch.Tensor:
     backend = NativeBackend(threads())
-    cache = backend.allocate_kv(shape, drawn.blocks, drawn.block_tokens, torch.bfloat16, "cpu")
+    cache = backend.allocate_kv(shape, drawn.blocks, drawn.block_tokens, dtype, "cpu")
     assert isinstance(cache, NativeCache)
-    cache.values.fill_(3e4)  # left by earlier owners
+    cache.values.fill_(255 if dtype == torch.int8 else 3e4)  # left by earlier owners
     layer = shape.layers - 1
     for position in range(max(context - count for context, count in drawn.rows)):
         write_past(backend, drawn, cache, layer, position)

@@ -227,7 +227,7 @@ def memory(bench: Bench) -> list[Row]:
     runner = runner_of(bench, spec, replace(config, kv_blocks=1))
     found = measure(device_memory(bench.device), runner.run_worst, runner.graphs_bytes)
     pool = found.pool_bytes(config.gpu_memory_utilization)
-    tokens = pool // kv_bytes_per_token(spec, config.dtype)
+    tokens = pool // kv_bytes_per_token(spec, config.kv_cache_dtype)
     figure = (
         f"{pool / 2**30:.2f} GiB, {tokens} tokens; worst step {found.transient / 2**20:.0f} MiB"
     )

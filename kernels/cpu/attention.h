@@ -1,42 +1,13 @@
-// Paged attention: keys and values in blocks laid out for AVX-512's dot product of bf16 pairs, heads of
-// a group reading them once, softmax in base 2 as they come (Milakov and Gimelshein, 2018).
-// A unit is 16 tokens of one key head: K [D/2 pairs][16 tokens][2], then V [8 token pairs][D][2], bf16.
-// The cache must be zeroed once: what is masked is multiplied by 0, and 0 x NaN is NaN.
+// Paged attention: softmax in base 2 as scores come (Milakov and Gimelshein, 2018), heads of a group
+// reading keys and values once. One token over units in bf16 (attention8.h has those in int8), and
+// tiles of several tokens over either: a tile widens what is in int8 before it reads it.
 #pragma once
 #include <algorithm>
-#include <cstddef>
-#include <cstring>
 
-#include "simd.h"
+#include "units.h"
 
-constexpr int UNIT_TOKENS = 16;
-constexpr int GROUP_MAX = 4;     // query heads that one pass serves; larger groups take several
-constexpr int HEAD_DIM_MAX = 256;
+constexpr int GROUP_MAX = 4;  // query heads that one pass serves; larger groups take several
 constexpr float MASKED = -1e30f;
-
-// The units of one sequence and key head.
-struct Sequence {
-  const bf16* cache;     // of this layer and head
-  const int32_t* units;  // which unit holds tokens 16 i .. 16 i + 15
-  int64_t stride;        // bf16 values from one unit to the next
-  int64_t dim;
-
-  const bf16* keys(int64_t unit) const { return cache + units[unit] * stride; }
-  const bf16* values(int64_t unit) const { return keys(unit) + dim * UNIT_TOKENS; }
-};
-
-// Put one token's key and value, f32 [D] each, at `offset` of a unit.
-static inline void store_kv(bf16* unit, int64_t offset, int64_t dim, const float* key, const float* value) {
-  alignas(64) bf16 narrow[HEAD_DIM_MAX];
-  for (int64_t d = 0; d < dim; d += 16) store_bf16(narrow + d, load(key + d));
-  int32_t pair;
-  for (int64_t d = 0; d < dim / 2; ++d) {
-    std::memcpy(&pair, narrow + 2 * d, sizeof pair);
-    std::memcpy(unit + (d * UNIT_TOKENS + offset) * 2, &pair, sizeof pair);
-  }
-  bf16* row = unit + dim * UNIT_TOKENS + offset / 2 * dim * 2;
-  for (int64_t d = 0; d < dim; d += 16) store_bf16_apart(row + d * 2 + (offset & 1), load(value + d));
-}
 
 // What attention over some of a sequence's units gave: to be merged and divided by the sum of weights.
 struct Partial {
@@ -154,6 +125,8 @@ struct Tile {  // memory of one thread
   alignas(64) bf16 shares[TILE_ROWS][TILE_UNITS * UNIT_TOKENS];
   alignas(64) float scores[TILE_ROWS][TILE_UNITS * UNIT_TOKENS];
   alignas(64) float sums[TILE_ROWS][HEAD_DIM_MAX];
+  alignas(64) bf16 wide[TILE_UNITS * 2 * UNIT_TOKENS * HEAD_DIM_MAX];  // units that were int8,
+  alignas(64) float key_scales[TILE_UNITS * UNIT_TOKENS], value_scales[TILE_UNITS * UNIT_TOKENS];  // and theirs
   float most[TILE_ROWS], weight[TILE_ROWS], fade[TILE_ROWS];
 
   // Query tokens that fit, for G heads each.
@@ -178,19 +151,22 @@ static inline void score_rows(Tile& tile, int64_t row, const bf16* first, const 
     for (int z = 0; z < HALVES; ++z) store(tile.scores[row + i] + at + 16 * z, sums[i][z]);
 }
 
-// Weights of one row, which sees `seen` tokens of this chunk of `units`.
-static inline void weigh_row(Tile& tile, int64_t row, int64_t units, int64_t seen) {
+// Weights of one row, which sees `seen` tokens of this chunk of `units`. What was int8 is scaled here.
+template <bool INT8> static inline void weigh_row(Tile& tile, int64_t row, int64_t units, int64_t seen) {
   Floats top = floats(tile.most[row]), scores[TILE_UNITS];
   for (int64_t j = 0; j < units; ++j) {
-    const Floats all = load(tile.scores[row] + 16 * j);
+    Floats all = load(tile.scores[row] + 16 * j);
+    if constexpr (INT8) all = all * load(tile.key_scales + 16 * j);
     scores[j] = select(first_lanes(seen - 16 * j), all, floats(MASKED));
     top = max(top, scores[j]);
   }
   const float most = largest(top);
   Floats weight = floats(0);
   for (int64_t j = 0; j < units; ++j) {
-    const Floats share = select(first_lanes(seen - 16 * j), exp2_of(scores[j] - floats(most)), floats(0));
+    const Lanes lanes = first_lanes(seen - 16 * j);
+    Floats share = select(lanes, exp2_of(scores[j] - floats(most)), floats(0));
     weight = weight + share;
+    if constexpr (INT8) share = select(lanes, share * load(tile.value_scales + 16 * j), floats(0));
     store_bf16(tile.shares[row] + 16 * j, share);
   }
   tile.fade[row] = exp2f(tile.most[row] - most);
@@ -219,7 +195,17 @@ static inline void gather_rows(Tile& tile, int64_t row, const Sequence& s, int64
     for (int z = 0; z < HALVES; ++z) store(tile.sums[row + i] + d + 16 * z, sums[i][z]);
 }
 
+// Bring `units` units from `chunk` on to bf16; return them as a sequence of so many.
+static inline Sequence widened(Tile& tile, const Sequence& s, int64_t chunk, int64_t units) {
+  static constexpr int32_t NUMBERS[TILE_UNITS] = {0, 1, 2, 3, 4, 5, 6, 7};
+  const int64_t values = 2 * UNIT_TOKENS * s.dim;
+  for (int64_t j = 0; j < units; ++j)
+    widen(s.unit(chunk + j), s.dim, tile.wide + j * values, tile.key_scales + 16 * j, tile.value_scales + 16 * j);
+  return {reinterpret_cast<const uint8_t*>(tile.wide), NUMBERS, values * 2, s.dim};
+}
+
 // q and out: token t's heads at t x stride, head g at g x D. The first token is at `position`.
+template <bool INT8>
 static inline void attend_tokens(Tile& tile, const bf16* q, float* out, int64_t stride, int64_t group, int64_t count,
                                  const Sequence& s, int64_t position) {
   const int64_t dim = s.dim, rows = count * group, padded = (rows + ROWS_MOST - 1) / ROWS_MOST * ROWS_MOST;
@@ -233,14 +219,15 @@ static inline void attend_tokens(Tile& tile, const bf16* q, float* out, int64_t 
   }
   const int64_t units_all = (position + count - 1) / UNIT_TOKENS + 1;
   for (int64_t chunk = 0; chunk < units_all; chunk += TILE_UNITS) {
-    const int64_t units = std::min<int64_t>(TILE_UNITS, units_all - chunk);
+    const int64_t units = std::min<int64_t>(TILE_UNITS, units_all - chunk), first = INT8 ? 0 : chunk;
+    const Sequence from = INT8 ? widened(tile, s, chunk, units) : s;
     for (int64_t j = 0; j < units; j += HALVES)
       for (int64_t r = 0; r < padded; r += ROWS_MOST)
-        score_rows(tile, r, s.keys(chunk + j), s.keys(chunk + std::min(j + 1, units - 1)), dim, j * 16);
+        score_rows(tile, r, from.keys(first + j), from.keys(first + std::min(j + 1, units - 1)), dim, j * 16);
     for (int64_t r = 0; r < padded; ++r)
-      weigh_row(tile, r, units, position + std::min(r / group, count - 1) + 1 - chunk * UNIT_TOKENS);
+      weigh_row<INT8>(tile, r, units, position + std::min(r / group, count - 1) + 1 - chunk * UNIT_TOKENS);
     for (int64_t r = 0; r < padded; r += ROWS_MOST)
-      for (int64_t d = 0; d < dim; d += 16 * HALVES) gather_rows(tile, r, s, chunk, units, d);
+      for (int64_t d = 0; d < dim; d += 16 * HALVES) gather_rows(tile, r, from, first, units, d);
   }
   for (int64_t r = 0; r < rows; ++r) {
     const Floats share = floats(1.f / tile.weight[r]);

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "attention.h"
+#include "attention8.h"
 
 struct Shape {
   int64_t heads, kv_heads, dim;
@@ -12,7 +12,6 @@ struct Shape {
   int64_t group() const { return heads / kv_heads; }
   int64_t query_width() const { return heads * dim; }
   int64_t width() const { return (heads + 2 * kv_heads) * dim; }  // of query, key and value
-  int64_t unit_values() const { return 2 * dim * UNIT_TOKENS; }
 };
 
 constexpr int64_t SPLIT_TOKENS = 64;  // contexts below are not worth splitting
@@ -24,6 +23,7 @@ struct Batch {
   const int32_t* context_lengths;  // [rows]
   const int32_t* block_tables;     // [rows][blocks_width]
   int64_t blocks_width, block_tokens;
+  int64_t int8;  // whether keys and values are kept in it, not in bf16
 };
 
 // One piece: query tokens first .. first + count - 1 of a row, for one key head; a single token of a
@@ -47,6 +47,7 @@ class Work {
       decodes_only &= batch.query_lengths[row] == 1;
     }
     expand(batch);
+    unit_bytes_ = unit_bytes(shape.dim, batch.int8);
     const bool few = batch.rows * shape.kv_heads < 6 * threads;
     if (threads > 1 && few && decodes_only) parts_max = std::min(2 * threads, 32);
     std::vector<std::pair<int64_t, Piece>> costs;
@@ -56,15 +57,14 @@ class Work {
     for (auto& cost : costs) pieces.push_back(cost.second);
   }
 
-  Sequence sequence(const bf16* layer, const Shape& shape, int64_t row, int64_t head) const {
-    return {layer + head * shape.unit_values(), units_ + row * width_, shape.kv_heads * shape.unit_values(),
-            shape.dim};
+  Sequence sequence(const uint8_t* layer, const Shape& shape, int64_t row, int64_t head) const {
+    return {layer + head * unit_bytes_, units_ + row * width_, shape.kv_heads * unit_bytes_, shape.dim};
   }
 
  private:
   std::vector<int32_t> expanded_;
   const int32_t* units_ = nullptr;
-  int64_t width_ = 0;
+  int64_t width_ = 0, unit_bytes_ = 0;
 
   // Blocks of more than 16 tokens are several units in a row.
   void expand(const Batch& batch) {

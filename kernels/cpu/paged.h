@@ -53,7 +53,7 @@ class Attention {
   bool is_fused() const { return work.decodes_only && work.parts_max == 1; }
 
   // Turn the query heads of token m that read key head h, and put its key and value into the cache.
-  void place(bf16* layer, const HeadNorms& norms, int64_t m, int64_t h) {
+  void place(uint8_t* layer, const HeadNorms& norms, int64_t m, int64_t h) {
     const int64_t dim = shape.dim, group = shape.group(), row = work.row_of[m];
     const int64_t position = batch->context_lengths[row] - batch->query_lengths[row] + m - work.starts[row];
     const float* token = qkv + m * shape.width();
@@ -78,7 +78,8 @@ class Attention {
     }
     turn(token + (shape.heads + h) * dim, norms.key, 1.f);
     const Sequence s = work.sequence(layer, shape, row, h);
-    bf16* unit = const_cast<bf16*>(s.keys(position / UNIT_TOKENS));
+    uint8_t* unit = const_cast<uint8_t*>(s.unit(position / UNIT_TOKENS));
+    const auto store_kv = batch->int8 ? store_int8_kv : store_bf16_kv;
     store_kv(unit, position % UNIT_TOKENS, dim, turned, token + (shape.heads + shape.kv_heads + h) * dim);
   }
 
@@ -86,15 +87,16 @@ class Attention {
   bool is_split() const { return work.parts_max > 1; }
 
   // Attend one piece. What is not split stands in out() then; true says so.
-  bool attend(bf16* layer, const HeadNorms& norms, int64_t index, int id) {
+  bool attend(uint8_t* layer, const HeadNorms& norms, int64_t index, int id) {
     const Piece& piece = work.pieces[index];
     const int64_t m = work.starts[piece.row] + piece.first, group = shape.group();
     const Sequence s = work.sequence(layer, shape, piece.row, piece.head);
     const int64_t at = m * shape.query_width() + piece.head * group * shape.dim;
     if (batch->query_lengths[piece.row] > 1) {
       const int64_t position = batch->context_lengths[piece.row] - batch->query_lengths[piece.row] + piece.first;
-      attend_tokens(tiles_.get()[id], queries_.get() + at, out() + at, shape.query_width(), group, piece.count, s,
-                    position);
+      const auto attend_all = batch->int8 ? attend_tokens<true> : attend_tokens<false>;
+      attend_all(tiles_.get()[id], queries_.get() + at, out() + at, shape.query_width(), group, piece.count, s,
+                 position);
       return true;
     }
     if (is_fused()) place(layer, norms, m, piece.head);
@@ -136,7 +138,7 @@ class Attention {
   }
 
   template <int G>
-  void token_heads(const Piece& piece, int64_t index, const Sequence& s, const bf16* layer, int64_t from,
+  void token_heads(const Piece& piece, int64_t index, const Sequence& s, const uint8_t* layer, int64_t from,
                    int64_t pass) {
     const int64_t context = batch->context_lengths[piece.row], units = (context - 1) / UNIT_TOKENS + 1;
     const int64_t first = units * piece.part / piece.parts, last = units * (piece.part + 1) / piece.parts;
@@ -146,7 +148,8 @@ class Attention {
     const int64_t next_first = next_units * after.part / after.parts;
     Partial one;
     Partial& result = piece.parts > 1 ? partials(piece.row, piece.head, pass)[piece.part] : one;
-    attend_token<G>(queries_.get() + from, s, context, first, last, next, next_first, next_units - next_first, result);
+    const auto attend_one = batch->int8 ? attend_token_int8<G> : attend_token<G>;
+    attend_one(queries_.get() + from, s, context, first, last, next, next_first, next_units - next_first, result);
     if (piece.parts == 1) merge<G>(&one, 1, shape.dim, out() + from);
   }
 };

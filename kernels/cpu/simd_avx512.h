@@ -24,6 +24,17 @@ static inline void store_bytes(int8_t* p, Ints v) {
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8((__m512i)v));
 }
 
+// To p, p + 4 and so on; what lies between them is another thread's.
+static inline void store_bytes_apart(uint8_t* p, Ints v) {
+  _mm512_mask_storeu_epi8(p, 0x1111111111111111, (__m512i)v);
+}
+
+// Numbers that bf16 holds exactly, side by side: low's before high's in each lane.
+static inline Ints exact_pairs(Floats low, Floats high) {
+  return (Ints)_mm512_mask_blend_epi16(0xaaaaaaaa, _mm512_srli_epi32(_mm512_castps_si512(low), 16),
+                                       _mm512_castps_si512(high));
+}
+
 static inline Floats load_bf16(const bf16* p) {
   const __m256i bits = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
   return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16));

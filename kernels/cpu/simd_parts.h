@@ -62,6 +62,8 @@ WORD Floats operator*(Floats a, Floats b) { return EACH_PART(Floats, a.part[i] *
 WORD Floats operator/(Floats a, Floats b) { return EACH_PART(Floats, a.part[i] / b.part[i]); }
 WORD Ints operator+(Ints a, Ints b) { return EACH_PART(Ints, a.part[i] + b.part[i]); }
 WORD Ints operator&(Ints a, Ints b) { return EACH_PART(Ints, a.part[i] & b.part[i]); }
+WORD Ints operator^(Ints a, Ints b) { return EACH_PART(Ints, a.part[i] ^ b.part[i]); }
+WORD Ints operator<<(Ints a, int bits) { return EACH_PART(Ints, a.part[i] << bits); }
 WORD Ints operator>>(Ints a, int bits) { return EACH_PART(Ints, a.part[i] >> bits); }
 
 WORD Floats floats(float x) { return EACH_PART(Floats, (x - FloatPart{})); }
@@ -84,6 +86,15 @@ WORD void store_bytes(int8_t* p, Ints v) {
     const BytePart bytes = __builtin_convertvector(v.part[i], BytePart);
     std::memcpy(p + i * PART_LANES, &bytes, sizeof bytes);
   }
+}
+
+WORD void store_bytes_apart(uint8_t* p, Ints v) {
+  int32_t bytes[16];
+  store_ints(bytes, v);
+  for (int i = 0; i < 16; ++i) p[4 * i] = static_cast<uint8_t>(bytes[i]);
+}
+WORD Ints exact_pairs(Floats low, Floats high) {
+  return EACH_PART(Ints, (IntPart)((WordPart)low.part[i] >> 16) | ((IntPart)high.part[i] & ~0xffff));
 }
 
 WORD Floats load_bf16(const bf16* p) {

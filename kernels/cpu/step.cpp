@@ -71,7 +71,7 @@ class Engine {
     });
   }
 
-  void attend(const Shape& shape, bf16* layer, const float* qkv, const Batch& batch, float* out) {
+  void attend(const Shape& shape, uint8_t* layer, const float* qkv, const Batch& batch, float* out) {
     attention_.open(batch, shape, threads());
     attention_.qkv = qkv, attention_.rotations = nullptr;
     pool_.run([&](int id) { attend_all(id, layer, {}, [](int64_t, int64_t, int64_t) {}); });
@@ -93,7 +93,7 @@ class Engine {
     });
   }
 
-  void step(const Model& model, bf16* cache, int64_t layer_values, const Batch& batch, const int64_t* ids,
+  void step(const Model& model, uint8_t* cache, int64_t layer_bytes, const Batch& batch, const int64_t* ids,
             const int64_t* positions, const int64_t* wanted, int64_t wanted_count, float* logits, void (*beat)()) {
     const int64_t tokens = batch.tokens;
     attention_.open(batch, model.shape, threads());
@@ -116,7 +116,7 @@ class Engine {
       profile.mark(id, EMBEDDING);
       auto last_beat = Clock::now();
       for (size_t i = 0; i < model.layers.size(); ++i) {
-        run_layer(id, model, model.layers[i], cache + i * layer_values, tokens);
+        run_layer(id, model, model.layers[i], cache + i * layer_bytes, tokens);
         if (id == 0 && Clock::now() - last_beat > BEAT) beat(), last_beat = Clock::now();
       }
       score(id, model, wanted, wanted_count, logits);
@@ -195,7 +195,7 @@ class Engine {
   }
 
   // Attend, and tell of every token's heads that are complete: done(m, first head of the group, head).
-  template <class Done> void attend_all(int id, bf16* layer, const HeadNorms& norms, const Done& done) {
+  template <class Done> void attend_all(int id, uint8_t* layer, const HeadNorms& norms, const Done& done) {
     const Work& work = attention_.work;
     const int64_t heads = attention_.shape.kv_heads, tokens = attention_.batch->tokens;
     if (!attention_.is_fused()) {
@@ -230,7 +230,7 @@ class Engine {
     pool_.barrier();
   }
 
-  void run_layer(int id, const Model& model, const Layer& layer, bf16* cache, int64_t tokens) {
+  void run_layer(int id, const Model& model, const Layer& layer, uint8_t* cache, int64_t tokens) {
     const Shape& shape = model.shape;
     const Rows in = normed(id, model, layer.input_norm, layer.qkv, tokens);
     profile.mark(id, NORMS);
@@ -311,7 +311,7 @@ void engine_multiply(Engine* engine, const Weight* w, const bf16* x, int64_t row
 }
 
 // Heads that are turned already, qkv [tokens][shape.width()]; out [tokens][heads x dim].
-void engine_attend(Engine* engine, const Shape* shape, bf16* layer, const float* qkv, const Batch* batch, float* out) {
+void engine_attend(Engine* engine, const Shape* shape, uint8_t* layer, const float* qkv, const Batch* batch, float* out) {
   engine->attend(*shape, layer, qkv, *batch, out);
 }
 
@@ -328,10 +328,10 @@ void engine_draw(Engine* engine, float* logits, int64_t vocabulary, int64_t stri
 }
 
 // beat is called in a step of more than a tenth of a second, which is no hang as long as it goes on.
-void engine_step(Engine* engine, const Model* model, bf16* cache, int64_t layer_values, const Batch* batch,
+void engine_step(Engine* engine, const Model* model, uint8_t* cache, int64_t layer_bytes, const Batch* batch,
                  const int64_t* ids, const int64_t* positions, const int64_t* wanted, int64_t wanted_count,
                  float* logits, void (*beat)()) {
-  engine->step(*model, cache, layer_values, *batch, ids, positions, wanted, wanted_count, logits, beat);
+  engine->step(*model, cache, layer_bytes, *batch, ids, positions, wanted, wanted_count, logits, beat);
 }
 
 // Where steps' time went since the last call, ns by profile.h's parts; from now on it is told or not.
