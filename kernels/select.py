@@ -110,7 +110,7 @@ BACKENDS: tuple[tuple[str, Callable[[], AttentionBackend]], ...] = (
     ("triton", _triton),
     ("sdpa", _sdpa),
     ("reference", _reference),
-    ("per_request", _per_request),  # behind one that always serves: by name alone
+    ("per_request", _per_request),
 )
 OPS: tuple[tuple[str, Callable[[], Ops]], ...] = (
     ("native", _native_ops),
@@ -121,6 +121,8 @@ OPS: tuple[tuple[str, Callable[[], Ops]], ...] = (
     ("torch", _torch),
 )
 
+BY_NAME_ALONE = {"per_request"}
+"""What `auto` never is: it goes through what `auto` finds."""
 ONLY_ON = {"flash_attn": "cuda", "triton": "cuda"}
 """The device of what is not even loaded for another, unless it is asked for by name."""
 
@@ -151,7 +153,7 @@ def choose(
         return int8_refusal(it, shape, device, dtype, block_tokens) if int8_cache else None
 
     for entry, load in BACKENDS:
-        if name not in ("auto", entry):
+        if entry != name and (name != "auto" or entry in BY_NAME_ALONE):
             continue
         other = _other_device(entry, device) if name == "auto" else None
         served = tried(load, supports, other_device=other)

@@ -4,6 +4,7 @@ Owns the tests of kernels/per_request.py: the lab's selective batching, on a CPU
 rounds elsewhere than layer by layer: int8's engines are compared by their attention.
 """
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -80,6 +81,16 @@ def test_it_refuses_what_no_backend_serves() -> None:
 
     refusal = PerRequestBackend(nobody).supports(SHAPE, "cpu", torch.float32, 16)
     assert refusal == "attention backend 'auto' cannot serve"
+
+
+def test_a_model_that_nobody_serves_is_refused_once_by_each() -> None:
+    """`auto` once asked it, which asked `auto`: a refusal of a hundred thousand letters."""
+    windowed = replace(SHAPE, windows=(16,))
+    for name in ("auto", "per_request"):
+        with pytest.raises(BackendError) as refused:
+            select.choose(name, windowed, device="cpu", dtype=torch.int8, block_tokens=16)
+        assert str(refused.value).count("sdpa") == 1, name
+        assert "recursion" not in str(refused.value)
 
 
 def test_an_engine_says_the_same_with_it(tmp_path: Path) -> None:
