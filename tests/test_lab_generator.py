@@ -153,13 +153,14 @@ def test_stopped_it_keeps_what_was_sent_by_then(
     out, before = tmp_path / "load.json", server.metric("iterscope_requests_accepted_total")
     told = ["iterscope", "lab", "load", str(tmp_path / "w.json.gz"), "--url", server.url]
     told[0] = str(Path(sys.executable).parent / told[0])
-    process = subprocess.Popen([*told, "--out", str(out)], stdout=-1, stderr=-1, text=True)
-    try:
-        server.wait(lambda: server.metric("iterscope_requests_accepted_total") == before + 2)
-        server.wait(lambda: server.metric("iterscope_requests", state="running") == 1)
-    finally:
-        process.send_signal(word)
-    printed, errors = process.communicate(timeout=30)
+    with subprocess.Popen([*told, "--out", str(out)], stdout=-1, stderr=-1, text=True) as process:
+        try:
+            server.wait(lambda: server.metric("iterscope_requests_accepted_total") == before + 2)
+            server.wait(lambda: server.metric("iterscope_requests", state="running") == 1)
+            process.send_signal(word)
+            printed, errors = process.communicate(timeout=30)
+        finally:
+            process.kill()
     assert process.returncode == 130, errors
     assert "figures of" in printed
     assert f"what was sent by then is in {out}" in errors

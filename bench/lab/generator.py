@@ -10,9 +10,11 @@ import argparse
 import asyncio
 import gc
 import json
+import signal
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -77,7 +79,8 @@ async def send(load: Load) -> None:
     pulse = asyncio.create_task(_pulse(load))
     tasks: list[asyncio.Task[None]] = []
     try:
-        await _sent_and_answered(load, bodies, tasks)
+        with _stopped_by_signals(load):
+            await _sent_and_answered(load, bodies, tasks)
     finally:
         for task in tasks:
             task.cancel()
@@ -86,6 +89,33 @@ async def send(load: Load) -> None:
         load.cpu_s = time.process_time() - cpu_from
         load.spent_s = (time.monotonic_ns() - ready_ns) / 1e9
         gc.enable()
+
+
+@contextmanager
+def _stopped_by_signals(load: Load) -> Iterator[None]:
+    """Let Ctrl-C and SIGTERM cancel the task between callbacks: raised inside one they are lost.
+
+    Not where signals cannot be taken, which is outside the main thread.
+    """
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    assert task is not None
+
+    def stop() -> None:
+        load.stopped = True
+        task.cancel()
+
+    before: dict[signal.Signals, Any] = {}
+    for number in (signal.SIGINT, signal.SIGTERM):
+        handler = signal.getsignal(number)
+        with suppress(ValueError, RuntimeError):
+            loop.add_signal_handler(number, stop)
+            before[number] = handler
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            loop.remove_signal_handler(number)
+            signal.signal(number, handler)
 
 
 async def _sent_and_answered(
@@ -285,16 +315,16 @@ def _target(flags: argparse.Namespace) -> Target:
 def run(flags: argparse.Namespace) -> dict[str, Any]:
     """Send the load that the parsed flags ask for, write it and return it; raises WorkloadError.
 
-    Ctrl-C ends it early: what was sent by then is written, and `stopped` says so. Before anything
-    was sent it is KeyboardInterrupt.
+    Ctrl-C or SIGTERM ends it early: what was sent by then is written, and `stopped` says so. Before
+    anything was sent it is KeyboardInterrupt.
     """
     workload = read(flags.workload)
     load = Load(workload, _target(flags), flags.cut_off_s, flags.zero_ns)
     try:
         uvloop.run(send(load))
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, asyncio.CancelledError):
         if not load.sent:
-            raise
+            raise KeyboardInterrupt from None
         load.stopped = True
     found = told(load)
     unfinished = flags.out.with_name(f".{flags.out.name}.part")
