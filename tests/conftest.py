@@ -7,12 +7,16 @@ and the fixtures of many files. Fixtures of one subject stand in that subject's 
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from kernels.native import TARGETS, keep_to, targets
 from server.config import quiet_threads
 from server.demo import DEMO_MODEL, demo_model_path, is_intact
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
 
 LONGEST_FIRST = tuple(
     f"test_{name}.py"
@@ -94,3 +98,21 @@ def demo_model() -> Path:
     if not is_intact(path, DEMO_MODEL):
         pytest.fail(f"the demo model is not at {path}: run `make demo-model`", pytrace=False)
     return path
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator["Browser"]:
+    """Start a browser for a file's tests."""
+    from tests.browser import chromium
+
+    with chromium() as made:
+        yield made
+
+
+@pytest.fixture
+def page(browser: "Browser") -> Iterator["Page"]:
+    """Give a page of it that fails its test when it says anything."""
+    from tests.browser import watched_page
+
+    with watched_page(browser) as made:
+        yield made

@@ -12,10 +12,10 @@ from typing import Any
 
 import httpx
 import pytest
-from playwright.sync_api import Browser, Page, Route, expect
+from playwright.sync_api import Page, Route, expect
 
 from tests import tiny
-from tests.browser import chromium, until, watched_page
+from tests.browser import until
 from tests.servers import Server, serving
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -71,18 +71,6 @@ def server(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Se
     folder = tmp_path_factory.mktemp("shared")
     with serving(folder, model, "--history", str(folder / "history")) as server:
         yield server
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with chromium() as browser:
-        yield browser
-
-
-@pytest.fixture
-def page(browser: Browser) -> Iterator[Page]:
-    with watched_page(browser) as page:
-        yield page
 
 
 def open_page(page: Page, server: Server) -> None:

@@ -10,11 +10,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, Page, Route, expect
+from playwright.sync_api import Page, Route, expect
 
 from tests import tiny
 from tests.api import bring, complete, ids
-from tests.browser import chromium, until, visit, watched_page
+from tests.browser import until, visit
 from tests.noisy_runs import noisy_file
 from tests.servers import Server, serving
 
@@ -29,18 +29,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         for number in range(6):
             complete(running, {"prompt": ids(20 + number), "max_tokens": 24})
         yield running
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with chromium() as browser:
-        yield browser
-
-
-@pytest.fixture
-def page(browser: Browser) -> Iterator[Page]:
-    with watched_page(browser) as page:
-        yield page
 
 
 def test_two_sides_are_compared_as_the_server_compares_them(

@@ -19,7 +19,7 @@ from playwright.sync_api import Browser, Page, expect
 
 from telemetry.records import KINDS
 from tests import tiny
-from tests.browser import CALM, chromium, until, watched_page
+from tests.browser import CALM, until, watched_page
 from tests.servers import Server, engine_pid, serving
 
 WAIT_S = 30.0
@@ -65,12 +65,6 @@ DRAWN = """async ([from_ns, to_ns]) => {
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny.write(tmp_path_factory.mktemp("live") / "tiny")
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with chromium() as browser:
-        yield browser
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from tests import tiny
-from tests.browser import chromium, watched_page
+from tests.browser import watched_page
 from tests.proxy import proxied
 from tests.servers import Server, serving
 
@@ -48,12 +48,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     flags = (f"--history={folder / 'history'}", "--max-num-seqs=4")
     with serving(folder, tiny.write(folder / "tiny"), *flags, parrot=True) as running:
         yield running
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with chromium() as browser:
-        yield browser
 
 
 @pytest.fixture(scope="module")

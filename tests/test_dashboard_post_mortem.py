@@ -17,7 +17,7 @@ from playwright.sync_api import Browser, Page, expect
 
 from tests import samples, tiny
 from tests.api import bring, complete, ids
-from tests.browser import chromium, until, visit, watched_page
+from tests.browser import until, visit, watched_page
 from tests.recordings import placed, write_file
 from tests.servers import Server, serving
 from tests.sick_runs import preemption_thrash
@@ -72,18 +72,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         for number in range(6):
             complete(running, {"prompt": ids(20 + number), "max_tokens": 24})
         yield running
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with chromium() as browser:
-        yield browser
-
-
-@pytest.fixture
-def page(browser: Browser) -> Iterator[Page]:
-    with watched_page(browser) as page:
-        yield page
 
 
 def sql(server: Server, text: str, *given: int, file: str | None = None) -> list[list[Any]]:

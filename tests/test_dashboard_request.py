@@ -11,10 +11,9 @@ from typing import Any
 
 import httpx
 import pytest
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Page, expect
 
 from tests import tiny
-from tests.browser import chromium, watched_page
 from tests.servers import Server, serving
 
 WAIT_MS = 30_000
@@ -33,18 +32,6 @@ def server(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Se
     folder = tmp_path_factory.mktemp("shared")
     with serving(folder, model, f"--history={folder / 'history'}", "--max-num-seqs=4") as running:
         yield running
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with chromium() as browser:
-        yield browser
-
-
-@pytest.fixture
-def page(browser: Browser) -> Iterator[Page]:
-    with watched_page(browser) as page:
-        yield page
 
 
 def complete(server: Server, prompt: str = "one two three", **asked: Any) -> str:

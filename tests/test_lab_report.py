@@ -26,7 +26,7 @@ from bench.lab.page.numbers import plain, ranged, short, times, valued
 from bench.lab.page.reasons import WAITS, WORK
 from telemetry.records import CAUSES
 from tests import lab_results
-from tests.browser import chromium, watched_page
+from tests.browser import watched_page
 from tests.test_dashboard_manners import AXE, FAULTS, OF_COLOUR
 from tests.test_palette import palette
 
@@ -277,12 +277,6 @@ def test_markup_escapes_all_but_its_own() -> None:
 
 
 # ---- in a browser
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with chromium() as running:
-        yield running
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, expect
 
 from tests import tiny
-from tests.browser import CALM, chromium
+from tests.browser import CALM
 from tests.servers import Server, answers, serving
 
 KEY = "operator-" + "k" * 24
@@ -54,12 +54,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     with serving(folder, model, *flags, ready=False, parrot=True) as running:
         running.wait(lambda: answers(running, "/ready"), 60)
         yield running
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with chromium() as made:
-        yield made
 
 
 @pytest.fixture
