@@ -1,4 +1,4 @@
-"""The decoder's weights as a backend packed them, kept on disk: the next start maps them.
+"""The decoder's weights as a backend packed them, kept on disk: the next start reads them.
 
 Owns what a kept file is named by, so that another model, precision or program never finds it, and
 which files are deleted when there are too many. engine/runner.py calls `load` once at start. What
@@ -136,7 +136,7 @@ def _keep(
 def make_room(folder: Path, bytes_max: int) -> None:
     """Delete kept files, the one unused for longest first, until they are within bytes_max.
 
-    An engine that has mapped one keeps it. Files that nobody finishes go, too.
+    Files that nobody finishes go, too.
     """
     for left in folder.glob("*.part"):
         if time.time() - left.stat().st_mtime > PART_AGE_S:

@@ -31,7 +31,7 @@ class Launched(NamedTuple):
     """A step's results on their way to the host; `graph` says whether a captured step ran."""
 
     tokens: torch.Tensor
-    finite: torch.Tensor
+    best: torch.Tensor
     scores: Scores | None
     prompt_scores: Scores | None
     mark: int
@@ -55,9 +55,10 @@ def told_of_step(
 ) -> tuple[StepOutput, set[int]]:
     """Return the output of a step whose results are on the host, and the rows that are wrong."""
     bad: set[int] = set()
-    if not bool(launched.finite.all()):
+    best = launched.best.tolist()
+    if not all(map(isfinite, best)):
         wanted = [row for row, samples in enumerate(plan.samples) if samples]
-        bad.update(wanted[at] for at in (~launched.finite).nonzero().flatten().tolist())
+        bad.update(row for row, most in zip(wanted, best, strict=True) if not isfinite(most))
     logprobs, prompt_logprobs = {}, {}
     if extras.rows and launched.scores:
         logprobs = told_by_request(launched.scores, extras.rows)

@@ -263,15 +263,15 @@ class ModelRunner:
         self._last = _LastTokens(sampled.tokens, {number: i for i, number in enumerate(wanted)})
         graph = replayed is not None
         if self._config.device == "cpu":
-            results = (sampled.tokens, sampled.finite, scores, prompt_scores)
+            results = (sampled.tokens, sampled.best, scores, prompt_scores)
             return Launched(*results, mark, graph, None)
         tokens = sampled.tokens.to("cpu", non_blocking=True)
-        finite = sampled.finite.to("cpu", non_blocking=True)
+        best = sampled.best.to("cpu", non_blocking=True)
         scores = scores.to_host() if scores else None
         prompt_scores = prompt_scores.to_host() if prompt_scores else None
         copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
         copied.record()
-        return Launched(tokens, finite, scores, prompt_scores, mark, graph, copied)
+        return Launched(tokens, best, scores, prompt_scores, mark, graph, copied)
 
     def _replayed(
         self, plan: Plan, filled: Filled, prompts: ScoredPrompts | None
@@ -348,7 +348,7 @@ def _allocate(config: EngineConfig, spec: ModelSpec, choice: Choice) -> Cache:
             TORCH_DTYPES[config.kv_cache_dtype],
             config.device,
         )
-    except RuntimeError as error:
+    except (RuntimeError, MemoryError) as error:
         raise ConfigError(
             f"--kv-blocks {config.kv_blocks}: the KV cache does not fit into memory "
             f"({str(error).splitlines()[0]})"

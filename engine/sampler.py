@@ -35,10 +35,10 @@ class SamplingBatch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampled:
-    """One token a row, and whether its logits were finite; a token of a False row is void."""
+    """One token a row, and its largest logit; where that is not finite, the token is void."""
 
     tokens: torch.Tensor  # [S] int64
-    finite: torch.Tensor  # [S] bool
+    best: torch.Tensor  # [S] float32, NaN if one of the row's logits is none
 
 
 def sampling_batch(
@@ -123,4 +123,4 @@ def sample(logits: torch.Tensor, batch: SamplingBatch, chooser: Chooser) -> Samp
     best, tokens = chooser.best(logits)
     if batch.drawn is not None:
         tokens[batch.drawn.rows] = chooser.draw(logits, best, batch.drawn)
-    return Sampled(tokens=tokens, finite=best.isfinite())
+    return Sampled(tokens=tokens, best=best)

@@ -1,4 +1,4 @@
-"""Named tensors in one file: written whole or not at all, checked by hash, mapped and not copied.
+"""Named tensors in one file: written whole or not at all, checked by hash as they are read.
 
 Owns the form of the file and whom it is believed from; engine/packed.py keeps packed weights in it.
 A file that is cut short, damaged, or that another user could have written is told as a reason and
@@ -7,7 +7,6 @@ never used. Knows no model.
 
 import hashlib
 import json
-import mmap
 import os
 import stat
 import tempfile
@@ -17,6 +16,8 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import torch
+
+from kernels.huge_pages import HugePages
 
 MAGIC = b"iterscope tensors 1\n"
 ALIGNMENT = 4096
@@ -111,9 +112,9 @@ def _write_values(
 
 
 def read_tensors(path: Path, threads: int, beat: Beat) -> dict[str, torch.Tensor]:
-    """Map the file and return its tensors, every byte checked.
+    """Read the file's tensors into huge pages of our own, every byte checked.
 
-    Writing to one changes nothing on disk. Raises TensorFileError, and OSError where there is none.
+    Raises TensorFileError, and OSError where there is none.
     """
     handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
@@ -124,53 +125,55 @@ def read_tensors(path: Path, threads: int, beat: Beat) -> dict[str, torch.Tensor
             raise TensorFileError(refused)
         if status.st_size < len(MAGIC) + 8 + DIGEST_BYTES:
             raise TensorFileError("is cut short")
-        # Private: a page that is written to becomes this process's own.
-        mapped = mmap.mmap(handle, 0, access=mmap.ACCESS_COPY)
+        header = _header(handle, status.st_size)
+        values = _values(handle, header, threads, beat)
         os.utime(handle)  # used now: who keeps many deletes the one that was not for longest
     finally:
         os.close(handle)
-    header = _header(mapped)
-    _check(mapped, header, threads, beat)
-    return {name: _tensor(mapped, entry) for name, entry in header["tensors"].items()}
+    return {name: _tensor(values, entry) for name, entry in header["tensors"].items()}
 
 
-def _header(mapped: mmap.mmap) -> dict[str, Any]:
+def _header(handle: int, size: int) -> dict[str, Any]:
     """Return the header, which stands at the end with its hash; what it says fits the file."""
-    tail = len(mapped) - len(MAGIC) - 8
-    if mapped[tail + 8 :] != MAGIC:
+    end = size - len(MAGIC) - 8
+    tail = os.pread(handle, size - end, end)
+    if tail[8:] != MAGIC:
         raise TensorFileError("is cut short, or no file of tensors")
-    size = int.from_bytes(mapped[tail : tail + 8], "little")
-    begin = tail - DIGEST_BYTES - size
-    if begin < 0 or size > HEADER_BYTES_MAX:
+    length = int.from_bytes(tail[:8], "little")
+    begin = end - DIGEST_BYTES - length
+    if begin < 0 or length > HEADER_BYTES_MAX:
         raise TensorFileError("is damaged: its header does not fit")
-    raw = mapped[begin : begin + size]
-    if hashlib.sha256(raw).digest() != mapped[begin + size : tail]:
+    raw = os.pread(handle, length + DIGEST_BYTES, begin)
+    if hashlib.sha256(raw[:length]).digest() != raw[length:]:
         raise TensorFileError("is damaged: its header has another hash")
-    header: dict[str, Any] = json.loads(raw)
+    header: dict[str, Any] = json.loads(raw[:length])
     if header["bytes"] != begin or len(header["parts"]) != -(-begin // PART_BYTES):
         raise TensorFileError("is damaged: its header does not fit")
     return header
 
 
-def _check(mapped: mmap.mmap, header: dict[str, Any], threads: int, beat: Beat) -> None:
-    """Compare the hash of every part, many at a time: hashing leaves Python's lock alone."""
-    end = header["bytes"]
+def _values(handle: int, header: dict[str, Any], threads: int, beat: Beat) -> torch.Tensor:
+    """Return all bytes of the tensors, every part's hash compared.
+
+    Parts are read many at a time: reading and hashing leave Python's lock alone.
+    """
+    values = HugePages().zeros((header["bytes"],), torch.uint8)
+    whole = values.numpy().data
 
     def is_whole(number: int) -> bool:
         begin = number * PART_BYTES
-        with memoryview(mapped)[begin : min(begin + PART_BYTES, end)] as part:
-            found = hashlib.sha256(part).hexdigest()
+        part = whole[begin : begin + PART_BYTES]
+        read = os.preadv(handle, [part], begin)
+        found = hashlib.sha256(part).hexdigest()
         beat()
-        return bool(found == header["parts"][number])
+        return read == len(part) and found == header["parts"][number]
 
     with ThreadPoolExecutor(threads) as pool:
         if not all(pool.map(is_whole, range(len(header["parts"])))):
             raise TensorFileError("is damaged: a part has another hash")
+    return values
 
 
-def _tensor(mapped: mmap.mmap, entry: list[Any]) -> torch.Tensor:
+def _tensor(values: torch.Tensor, entry: list[Any]) -> torch.Tensor:
     kind, shape, begin, size = entry
-    if not size:
-        return torch.empty(shape, dtype=TYPES[kind])
-    values = torch.frombuffer(mapped, dtype=torch.uint8, count=size, offset=begin)
-    return values.view(TYPES[kind]).view(shape)
+    return values[begin : begin + size].view(TYPES[kind]).view(shape)

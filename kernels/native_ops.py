@@ -14,6 +14,7 @@ import torch
 
 from kernels.base import PackedWeight
 from kernels.choose import Drawn
+from kernels.huge_pages import HugePages
 from kernels.native import TARGETS, NativeError, step_library, targets, version
 from kernels.ops import TorchOps
 
@@ -44,6 +45,8 @@ def _told(logits: torch.Tensor) -> tuple[ctypes.c_int64, ctypes.c_int64]:
     return ctypes.c_int64(logits.shape[1]), ctypes.c_int64(logits.stride(0))
 
 
+BEAT = ctypes.CFUNCTYPE(None)
+"""What C++ calls in a long step."""
 STEP_PARTS = ("embedding", "norms", "linear", "attention", "head", "tokens")
 """enum Section of kernels/cpu/profile.h."""
 
@@ -82,7 +85,12 @@ class NativeWeight:
         parts = (self.values, self.scales, self.fours)
         values, scales, fours = (None if part is None else part.data_ptr() for part in parts)
         form = TURNED if self.turned else INT8 if scales or fours else BF16
-        return DescribedWeight(form, _padded(self.outputs), self.inputs, values, scales, fours)
+        return DescribedWeight(form, self.padded, self.inputs, values, scales, fours)
+
+    @property
+    def padded(self) -> int:
+        """Return the outputs with those of zeros."""
+        return _padded(self.outputs)
 
 
 def _padded(outputs: int) -> int:
@@ -97,6 +105,15 @@ class NativeThreads:
         self._library = step_library(target)
         self._library.engine_new.restype = ctypes.c_void_p
         self._library.model_new.restype = ctypes.c_void_p
+        pointer, number = ctypes.c_void_p, ctypes.c_int64  # what every step calls, told once
+        self._library.engine_step.argtypes = (
+            *(pointer, pointer, pointer, number, pointer),
+            *(pointer, pointer, pointer, number, pointer, BEAT),
+        )
+        self._library.engine_best.argtypes = (
+            *(pointer, pointer, number, number, number),
+            *(pointer, pointer),
+        )
 
     @property
     def engine(self) -> ctypes.c_void_p:
@@ -149,6 +166,7 @@ class NativeOps(TorchOps):
 
     def __init__(self, threads: NativeThreads) -> None:
         self._threads = threads
+        self._pages = HugePages()
 
     def supports(self, device: str, dtype: torch.dtype) -> str | None:
         """Return None, or why not."""
@@ -162,7 +180,7 @@ class NativeOps(TorchOps):
 
     def _packed(self, weight: torch.Tensor, whole_rows: bool) -> NativeWeight:
         weight, (outputs, inputs) = weight.bfloat16().contiguous(), weight.shape
-        values = torch.empty(_padded(outputs) * inputs, dtype=torch.bfloat16)
+        values = self._pages.zeros((_padded(outputs) * inputs,), torch.bfloat16)
         self._threads.functions.pack_bf16(
             *(ctypes.c_void_p(weight.data_ptr()), ctypes.c_int64(outputs), ctypes.c_int64(inputs)),
             ctypes.c_void_p(values.data_ptr()),
@@ -206,12 +224,14 @@ class NativeOps(TorchOps):
 
     def best(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return each row's largest logit, NaN if one is none, and its token."""
-        values = torch.empty(len(logits), dtype=torch.float32)
-        tokens = torch.empty(len(logits), dtype=torch.int64)
+        assert logits.dtype == torch.float32
+        assert logits.stride(1) == 1
+        count, vocabulary = logits.shape
+        values = torch.empty(count, dtype=torch.float32)
+        tokens = torch.empty(count, dtype=torch.int64)
         self._threads.functions.engine_best(
-            *(self._threads.engine, ctypes.c_void_p(logits.data_ptr())),
-            *(ctypes.c_int64(len(logits)), *_told(logits)),
-            *(ctypes.c_void_p(values.data_ptr()), ctypes.c_void_p(tokens.data_ptr())),
+            *(self._threads.engine, logits.data_ptr(), count, vocabulary, logits.stride(0)),
+            *(values.data_ptr(), tokens.data_ptr()),
         )
         return values, tokens
 
@@ -246,8 +266,8 @@ class NativeInt8Ops(NativeOps):
 
     def _packed(self, weight: torch.Tensor, whole_rows: bool) -> NativeWeight:
         weight, (outputs, inputs) = weight.float().contiguous(), weight.shape
-        values = torch.empty(_padded(outputs) * inputs, dtype=torch.uint8)
-        scales = torch.empty(_padded(outputs), dtype=torch.float32)
+        values = self._pages.zeros((_padded(outputs) * inputs,), torch.uint8)
+        scales = self._pages.zeros((_padded(outputs),), torch.float32)
         functions = self._threads.functions
         turned = whole_rows and bool(functions.can_turn(ctypes.c_int64(inputs)))
         functions.pack_int8(
@@ -272,7 +292,7 @@ class NativeInt8Ops(NativeOps):
             *(ctypes.c_void_p(weight.data_ptr()), ctypes.c_int64(outputs), ctypes.c_int64(inputs)),
             ctypes.c_void_p(packed.data_ptr()),
         )
-        return packed if exact else None
+        return self._pages.zeros(packed.shape, packed.dtype).copy_(packed) if exact else None
 
 
 class NativeInt4Ops(NativeInt8Ops):

@@ -6,6 +6,7 @@ that these packed.
 """
 
 import ctypes
+from array import array
 from dataclasses import dataclass
 
 import torch
@@ -22,14 +23,21 @@ from kernels.base import (
     StepBatch,
     beyond_a_llama,
 )
-from kernels.native_ops import TILE, DescribedWeight, NativeThreads, NativeWeight, refusal
+from kernels.huge_pages import HugePages
+from kernels.native_ops import (
+    BEAT,
+    TILE,
+    DescribedWeight,
+    NativeThreads,
+    NativeWeight,
+    refusal,
+)
 
 UNIT_TOKENS = 16
 SCALE_BYTES = 4
 HEAD_DIM_MAX = 256
 COMPUTED = ("biases", "norms of heads")
 """What of engine/family.py's words C++ knows: biases of qkv, and norms before rope."""
-_BEAT = ctypes.CFUNCTYPE(None)
 
 
 class _Shape(ctypes.Structure):
@@ -93,6 +101,7 @@ class NativeBackend:
         self._model: ctypes.c_void_p | None = None
         self._weights: DecoderWeights | None = None
         self._kept: list[object] = []
+        self._beat: tuple[Beat, object] | None = None
 
     def supports(
         self, shape: AttentionShape, device: str, dtype: torch.dtype, block_tokens: int
@@ -112,9 +121,8 @@ class NativeBackend:
         int8 = dtype == torch.int8
         units = blocks * block_tokens // UNIT_TOKENS
         width = 2 * UNIT_TOKENS * (shape.head_dim + (SCALE_BYTES if int8 else 0))
-        values = torch.zeros(
-            (shape.layers, units, shape.kv_heads, width),
-            dtype=torch.uint8 if int8 else torch.bfloat16,
+        values = HugePages().zeros(
+            (shape.layers, units, shape.kv_heads, width), torch.uint8 if int8 else torch.bfloat16
         )
         return NativeCache(values=values, shape=shape, block_tokens=block_tokens)
 
@@ -134,11 +142,11 @@ class NativeBackend:
     def prepare(self, batch: AttentionBatch, cache: Cache) -> Prepared:
         """Describe the step's rows to C++."""
         assert isinstance(cache, NativeCache)
-        lengths = (ctypes.c_int32 * len(batch.query_lengths_host))(*batch.query_lengths_host)
+        lengths = array("i", batch.query_lengths_host)
         contexts = batch.context_lengths.contiguous()
         tables = batch.block_tables.contiguous()
         described = _Batch(
-            *(len(batch.slot_mapping), len(lengths), ctypes.addressof(lengths)),
+            *(batch.slot_mapping.shape[0], len(lengths), lengths.buffer_info()[0]),
             contexts.data_ptr(),
             *(tables.data_ptr(), tables.shape[1], cache.block_tokens),
             cache.values.dtype == torch.uint8,
@@ -186,18 +194,21 @@ class NativeBackend:
         assert isinstance(weights.head, NativeWeight)
         prepared = self.prepare(batch.attention, cache)
         assert isinstance(prepared, _Prepared)
-        count, padded = len(batch.sample_tokens), weights.head.described().outputs
+        count, padded = batch.sample_tokens.shape[0], weights.head.padded
         logits = torch.empty((count, padded), dtype=torch.float32)
         self._threads.functions.engine_step(
-            *(self._threads.engine, self._described(weights)),
-            ctypes.c_void_p(cache.values.data_ptr()),
-            *(ctypes.c_int64(cache.values[0].nbytes), ctypes.byref(prepared.batch)),
-            ctypes.c_void_p(batch.input_ids.data_ptr()),
-            ctypes.c_void_p(batch.positions.data_ptr()),
-            ctypes.c_void_p(batch.sample_tokens.data_ptr()),
-            *(ctypes.c_int64(count), ctypes.c_void_p(logits.data_ptr()), _BEAT(beat)),
+            *(self._threads.engine, self._described(weights), cache.values.data_ptr()),
+            *(cache.values.stride(0) * cache.values.itemsize, ctypes.byref(prepared.batch)),
+            *(batch.input_ids.data_ptr(), batch.positions.data_ptr()),
+            *(batch.sample_tokens.data_ptr(), count, logits.data_ptr(), self._called(beat)),
         )
-        return logits[:, : weights.head.outputs]
+        return logits if padded == weights.head.outputs else logits[:, : weights.head.outputs]
+
+    def _called(self, beat: Beat) -> object:
+        """Return what C++ calls for this beat: the same from step to step."""
+        if self._beat is None or self._beat[0] is not beat:
+            self._beat = beat, BEAT(beat)
+        return self._beat[1]
 
     def _described(self, weights: DecoderWeights) -> ctypes.c_void_p:
         """Tell C++ of the model, once; norms are read as float32."""

@@ -272,7 +272,7 @@ def test_rows_that_are_not_finite_are_told_and_harm_nobody(
     clean = draw(logits, params)
     logits[1, 123] = bad
     result = draw.sampled(logits, params)
-    assert result.finite.tolist() == [True, False, True]
+    assert result.best.isfinite().tolist() == [True, False, True]
     assert result.tokens.tolist()[::2] == clean[::2]
     assert 0 <= result.tokens[1] < VOCAB
 

@@ -5,11 +5,11 @@
 
 #include <chrono>
 #include <map>
-#include <memory>
 #include <vector>
 
 #include "choose.h"
 #include "linear.h"
+#include "pack.h"
 #include "paged.h"
 #include "pool.h"
 #include "profile.h"
@@ -20,6 +20,7 @@ using Clock = std::chrono::steady_clock;
 constexpr auto BEAT = std::chrono::milliseconds(100);
 constexpr int64_t FEW_ROWS = 4;  // so few that each thread norms them all: a barrier costs more
 constexpr int64_t FED_ROWS = 64;  // of gate and up kept at a time
+constexpr int64_t EXPECTED_BYTES = 8192;  // of weights, fetched before their time
 
 struct Layer {
   const float *input_norm, *post_norm;
@@ -111,12 +112,17 @@ class Engine {
       c_.get(form, tokens, model.fed);
     }
     profile.begin();
+    if (tokens <= FEW_ROWS) embed(model, ids, 0, tokens);
     pool_.run([&](int id) {
-      embed(id, model, ids, tokens);
+      if (tokens > FEW_ROWS) {
+        pool_.share(id, tokens, 1, [&](int64_t from, int64_t to) { embed(model, ids, from, to); });
+        pool_.barrier();
+      }
       profile.mark(id, EMBEDDING);
       auto last_beat = Clock::now();
       for (size_t i = 0; i < model.layers.size(); ++i) {
-        run_layer(id, model, model.layers[i], cache + i * layer_bytes, tokens);
+        const Weight& after = i + 1 < model.layers.size() ? model.layers[i + 1].qkv : model.head;
+        run_layer(id, model, model.layers[i], after, cache + i * layer_bytes, tokens);
         if (id == 0 && Clock::now() - last_beat > BEAT) beat(), last_beat = Clock::now();
       }
       score(id, model, wanted, wanted_count, logits);
@@ -164,11 +170,10 @@ class Engine {
     });
   }
 
-  void embed(int id, const Model& model, const int64_t* ids, int64_t tokens) {
-    for (int64_t m = id; m < tokens; m += pool_.threads())
+  void embed(const Model& model, const int64_t* ids, int64_t from, int64_t to) {
+    for (int64_t m = from; m < to; ++m)
       for (int64_t k = 0; k < model.hidden; k += 16)
         store(x_.get() + m * model.hidden + k, load_bf16(model.embedding + ids[m] * model.hidden + k));
-    pool_.barrier();
   }
 
   // Row m of the residual stream, normed, as row i of `to`.
@@ -221,16 +226,27 @@ class Engine {
     pool_.barrier();
   }
 
+  // All meet; meanwhile the weights come that this thread reads first afterwards, of a product whose
+  // tiles are shared in so many ranges alike. Memory would idle until then.
+  void meet_for(int id, const Weight& next, int64_t rows, int64_t ranges = 1) {
+    const bool fours = next.reads_fours(rows);
+    const char* from = static_cast<const char*>(fours ? next.fours : next.values);
+    const int64_t bytes = fours ? next.inputs / BLOCK * FOUR_BYTES : next.tile_bytes(), count = next.tiles() / ranges;
+    for (int64_t range = 0; range < ranges; ++range)
+      for (int64_t at = 0; at < EXPECTED_BYTES; at += 64)
+        fetch_near(from + (range * count + count * id / threads()) * bytes + at);
+    pool_.barrier();
+  }
+
   void add_product(int id, const Model& model, const Weight& w, const Rows& in, int64_t tokens) {
     tiles(id, w, in, tokens, [&](int64_t m, int64_t n, Floats low, Floats high) {
       float* to = x_.get() + m * model.hidden + n;
       store(to, load(to) + low);
       store(to + 16, load(to + 16) + high);
     });
-    pool_.barrier();
   }
 
-  void run_layer(int id, const Model& model, const Layer& layer, uint8_t* cache, int64_t tokens) {
+  void run_layer(int id, const Model& model, const Layer& layer, const Weight& after, uint8_t* cache, int64_t tokens) {
     const Shape& shape = model.shape;
     const Rows in = normed(id, model, layer.input_norm, layer.qkv, tokens);
     profile.mark(id, NORMS);
@@ -240,7 +256,7 @@ class Engine {
       store(to, bias ? low + load(bias + n) : low);
       store(to + 16, bias ? high + load(bias + n + 16) : high);
     });
-    pool_.barrier();
+    meet_for(id, layer.output, tokens);
     profile.mark(id, LINEAR);
     const Rows attended = b_.get(layer.output.form_of(tokens), tokens, shape.query_width());
     const HeadNorms norms{layer.query_norm, layer.key_norm, model.epsilon};
@@ -254,12 +270,15 @@ class Engine {
     });
     profile.mark(id, ATTENTION);
     add_product(id, model, layer.output, attended, tokens);
+    meet_for(id, layer.gate_up, tokens, 2);
     profile.mark(id, LINEAR);
     const Rows again = normed(id, model, layer.post_norm, layer.gate_up, tokens);
     profile.mark(id, NORMS);
     const Rows fed = c_.get(layer.down.form_of(tokens), tokens, model.fed);
     feed(id, layer.gate_up, again, fed, tokens);
+    meet_for(id, layer.down, tokens);
     add_product(id, model, layer.down, fed, tokens);
+    meet_for(id, after, tokens);
     profile.mark(id, LINEAR);
   }
 
@@ -280,7 +299,6 @@ class Engine {
           });
         }
     });
-    pool_.barrier();
   }
 
   // Only rows that are wanted go through the head; logits are [count][outputs of the head].
@@ -355,49 +373,5 @@ void model_add_layer(Model* model, const float* input_norm, const float* post_no
 }
 
 void model_free(Model* model) { delete model; }
-
-// w [outputs][inputs], to tiles of 32 outputs; rows past the last are zero.
-void pack_bf16(const bf16* w, int64_t outputs, int64_t inputs, bf16* packed) {
-  const int64_t tiles = (outputs + TILE - 1) / TILE;
-  std::memset(packed, 0, tiles * TILE * inputs * sizeof(bf16));
-  for (int64_t n = 0; n < outputs; ++n)
-    for (int64_t k = 0; k < inputs; ++k)
-      packed[n / TILE * TILE * inputs + (k / 2) * 2 * TILE + n % TILE * 2 + k % 2] = w[n * inputs + k];
-}
-
-// Whether rows of so many inputs can be turned.
-int32_t can_turn(int64_t inputs) { return Turn::fits(inputs); }
-
-// The same from float32 to int8 with a scale for each output, of rows that are turned or not.
-void pack_int8(const float* w, int64_t outputs, int64_t inputs, int32_t turned, uint8_t* packed, float* scales) {
-  const int64_t padded = (outputs + TILE - 1) / TILE * TILE;
-  const auto turn = turned ? std::make_unique<Turn>(inputs) : nullptr;
-  std::vector<float> row(inputs);
-  std::memset(packed, 128, padded * inputs);
-  std::fill(scales, scales + padded, 0.f);
-  for (int64_t n = 0; n < outputs; ++n) {
-    std::copy(w + n * inputs, w + (n + 1) * inputs, row.begin());
-    if (turn) turn->apply(row.data());
-    float most = 0;
-    for (const float value : row) most = std::max(most, std::fabs(value));
-    scales[n] = most / 127.f;
-    const float ratio = most > 0 ? 127.f / most : 0.f;
-    for (int64_t k = 0; k < inputs; ++k)
-      packed[n / TILE * TILE * inputs + (k / 4) * 4 * TILE + n % TILE * 4 + k % 4] =
-          static_cast<uint8_t>(static_cast<int>(std::lrint(row[k] * ratio)) + 128);
-  }
-}
-
-// The same to 4 bits (four.h) if that changes nothing; 0 if it would.
-int32_t pack_int4(const float* w, int64_t outputs, int64_t inputs, uint8_t* packed) {
-  const int64_t tiles = (outputs + TILE - 1) / TILE, blocks = inputs / BLOCK;
-  std::memset(packed, 0, tiles * blocks * FOUR_BYTES);
-  for (int64_t n = 0; n < outputs; ++n)
-    for (int64_t block = 0; block < blocks; ++block) {
-      uint8_t* to = packed + (n / TILE * blocks + block) * FOUR_BYTES;
-      if (!put_four(w + n * inputs + block * BLOCK, n % TILE, to)) return 0;
-    }
-  return 1;
-}
 
 }  // extern "C"
