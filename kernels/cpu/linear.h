@@ -36,8 +36,9 @@ struct Weight {
 struct Ahead {
   const char* from;
   int64_t stride;  // a step of 128 bytes of weights
+  bool near;       // into the second cache: the first has no room beside the tile
 
-  void fetch(int64_t step) const { ::fetch(from + step * stride); }
+  void fetch(int64_t step) const { near ? fetch_near(from + step * stride) : ::fetch(from + step * stride); }
 };
 
 // How many halves of a tile the registers hold at a time, for so many rows.
@@ -184,9 +185,9 @@ class Aheads {
       : here_(static_cast<const char*>(w.values) + tile * w.tile_bytes()), bytes_(w.tile_bytes()), passes_(passes) {}
 
   Ahead next() {
-    if (passes_ == 1) return {here_, 0};
+    if (passes_ == 1) return {here_, 0, false};
     const int64_t part = pass_++;
-    return {here_ + bytes_ + bytes_ / passes_ * part, 128 / std::min<int64_t>(passes_, 128)};
+    return {here_ + bytes_ + bytes_ / passes_ * part, 128 / std::min<int64_t>(passes_, 128), passes_ == 2};
   }
 
  private:
