@@ -15,6 +15,8 @@ from engine.spec import ModelSpec
 POLICY_NAMES = ("decode_first", "fcfs", "priority", "fair", "slo")
 BATCHING_MODES = ("continuous", "static", "dynamic")
 ISOLATIONS = ("none", "tenant")
+KV_BLOCKS_MAX = 2**31 - 2
+"""Block numbers are int32, and one block is for rows of padding."""
 THREADS_MAX = 1024
 BLOCK_TOKENS = 16
 DTYPES = ("auto", "f32", "bf16", "int8", "int4")
@@ -167,10 +169,10 @@ def resolve(config: EngineConfig, spec: ModelSpec, facts: DeviceFacts) -> Engine
     block_bytes = kv_bytes_per_token(spec, kv_dtype) * block_size
     pool_bytes = config.kv_cache_memory or facts.pool_bytes or KV_CACHE_MEMORY
     blocks = config.kv_blocks or pool_bytes // block_bytes
-    if blocks < 2:
+    if not 2 <= blocks <= KV_BLOCKS_MAX:
         raise ConfigError(
             f"--kv-cache-memory {pool_bytes} holds {blocks} KV blocks of "
-            f"{block_bytes} bytes; at least 2 are needed"
+            f"{block_bytes} bytes; it must be 2 to {KV_BLOCKS_MAX}"
         )
     pool_tokens = blocks * block_size
     model_len = min(config.max_model_len or spec.model_len, spec.model_len, pool_tokens)
@@ -266,8 +268,11 @@ def check_engine(config: EngineConfig) -> None:
     except ValueError:
         raise ConfigError("--decode-buckets must be auto, or numbers with commas") from None
     _check_shares(config)
-    if (config.engine_threads or 1) > THREADS_MAX:
-        raise ConfigError(f"--engine-threads must be at most {THREADS_MAX}")
+    if config.dtype != "auto":
+        _kv_dtype(config, config.dtype)
+    for flag, high in (("engine_threads", THREADS_MAX), ("kv_blocks", KV_BLOCKS_MAX)):
+        if (getattr(config, flag) or 1) > high:
+            raise ConfigError(f"{flag_name(flag)} must be at most {high}")
     if (config.loop_depth or 1) > 2:
         raise ConfigError("--loop-depth must be 1 or 2")
     if buckets and (buckets[0] < 1 or buckets[-1] > 1024):

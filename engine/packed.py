@@ -20,8 +20,9 @@ import torch
 
 from engine import family, names, tensor_file, weights
 from engine.config import ConfigError, EngineConfig
+from engine.kept_folder import KeptFolderError, open_folder
 from engine.spec import ModelSpec
-from engine.tensor_file import TensorFileError, read_tensors, refusal_of, write_tensors
+from engine.tensor_file import TensorFileError, read_tensors, write_tensors
 from engine.weights import Progress, WeightParts, assembled, read_parts
 from kernels.base import DecoderWeights, KeptOps, LayerWeights, Ops, PackedWeight
 
@@ -74,11 +75,9 @@ def kept_folder(config: EngineConfig) -> Path | None:
     """Return the folder of kept files, made if need be; None where it is not ours alone."""
     if config.packed_cache is None or not config.packed_cache_bytes:
         return None
-    folder = Path(config.packed_cache)
     try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        return None if folder.is_symlink() or refusal_of(folder.stat()) else folder
-    except OSError:
+        return open_folder(config.packed_cache)
+    except KeptFolderError:  # the server has said so
         return None
 
 

@@ -122,7 +122,7 @@ def _cannot_start(config: EngineConfig, error: Exception) -> str:
     if kind_of(error) == "memory":
         return (
             f"{config.model}: memory ran out while it was loaded ({line_of(error)}); "
-            "a smaller --kv-cache-memory or --dtype bf16 may help"
+            "a smaller --kv-cache-memory may help, or --dtype int4 with a file that has 4 bits"
         )
     return f"{config.model}: the engine cannot start with it ({line_of(error)})"
 

@@ -350,8 +350,8 @@ def _allocate(config: EngineConfig, spec: ModelSpec, choice: Choice) -> Cache:
         )
     except (RuntimeError, MemoryError) as error:
         raise ConfigError(
-            f"--kv-blocks {config.kv_blocks}: the KV cache does not fit into memory "
-            f"({str(error).splitlines()[0]})"
+            f"the KV cache of {config.kv_blocks} blocks does not fit into memory: set a smaller "
+            f"--kv-blocks or --kv-cache-memory ({str(error).splitlines()[0]})"
         ) from error
 
 

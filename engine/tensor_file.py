@@ -1,6 +1,6 @@
 """Named tensors in one file: written whole or not at all, checked by hash as they are read.
 
-Owns the form of the file and whom it is believed from; engine/packed.py keeps packed weights in it.
+Owns the form of the file; engine/packed.py keeps packed weights in it.
 A file that is cut short, damaged, or that another user could have written is told as a reason and
 never used. Knows no model.
 """
@@ -17,6 +17,7 @@ from typing import Any, BinaryIO
 
 import torch
 
+from engine.kept_folder import refusal_of
 from kernels.huge_pages import HugePages
 
 MAGIC = b"iterscope tensors 1\n"
@@ -35,15 +36,6 @@ Beat = Callable[[], None]
 
 class TensorFileError(Exception):
     """A file that cannot be believed or read; says why."""
-
-
-def refusal_of(status: os.stat_result) -> str | None:
-    """Return why a file or folder of this status is not believed, None if it is ours alone."""
-    if status.st_uid != os.getuid():
-        return f"belongs to user {status.st_uid}"
-    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        return "can be written by others"
-    return None
 
 
 def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor], beat: Beat) -> int:

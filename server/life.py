@@ -21,6 +21,7 @@ from typing import NoReturn, cast
 import uvicorn
 
 from engine.config import EngineConfig
+from engine.kept_folder import KeptFolderError, open_folder
 from engine.messages import Progress
 from server.app import build_app
 from server.clock import Clock
@@ -105,9 +106,12 @@ def _case_files(config: ServerConfig, history: History) -> CaseFiles:
     )
 
 
+def _packed_cache(config: ServerConfig) -> str:
+    return config.engine.packed_cache or str(cache_folder() / "packed")
+
+
 def _engine_config(config: ServerConfig, model: Model) -> EngineConfig:
-    kept = config.engine.packed_cache or str(cache_folder() / "packed")
-    return replace(config.engine, model=model.spec.path, packed_cache=kept)
+    return replace(config.engine, model=model.spec.path, packed_cache=_packed_cache(config))
 
 
 def build_context(config: ServerConfig, model: Model, keys: KeyRing | None) -> Context:
@@ -296,6 +300,11 @@ class Life:
             self._log.warning("an --api-key is shorter than %d characters", KEY_CHARS_ADVISED)
         if config.show_prompts:
             self._log.warning("--show-prompts: what clients ask goes into this log")
+        if config.engine.packed_cache_bytes:
+            try:
+                open_folder(kept := _packed_cache(config))
+            except KeptFolderError as error:
+                self._log.warning("--packed-cache %s %s: no packed weights are kept", kept, error)
         if fewer := enough_descriptors(config.max_connections):
             self._log.warning("this process may open %d files: fewer connections than asked", fewer)
 

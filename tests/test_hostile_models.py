@@ -278,7 +278,9 @@ def test_templates_that_work_or_refuse_are_let_in() -> None:
 def test_a_model_whose_template_is_a_bomb_serves_completions(tmp_path: Path) -> None:
     folder = tiny.write(tmp_path / "bomb")
     (folder / "chat_template.jinja").write_text("{{ 'a' * 10**10 }}")
-    with serving(tmp_path, folder, "--max-model-len", "5000") as server:
+    (taken := tmp_path / "taken").write_text("a file")
+    flags = ("--max-model-len", "5000", "--packed-cache", str(taken))
+    with serving(tmp_path, folder, *flags) as server:
         assert "completions only" in server.log
         answer = post(server, "/v1/chat/completions", HELLO)
         assert answer.status_code == 400
@@ -286,6 +288,7 @@ def test_a_model_whose_template_is_a_bomb_serves_completions(tmp_path: Path) -> 
         assert TOO_MUCH in answer.json()["error"]["message"]
         still_answers(server)
         assert "--max-model-len 5000 is more than the model" in server.log
+        assert f"--packed-cache {taken} cannot be made (File exists)" in server.log
 
 
 BOMBS = {

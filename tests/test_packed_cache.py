@@ -15,6 +15,7 @@ import torch
 
 from engine import packed
 from engine.config import ConfigError, DeviceFacts, EngineConfig, resolve
+from engine.kept_folder import KeptFolderError, open_folder
 from engine.packed import load, make_room
 from engine.spec import read_spec
 from engine.tensor_file import PART_BYTES, TensorFileError, read_tensors, write_tensors
@@ -188,6 +189,8 @@ def test_a_folder_of_others_is_left_alone(asked: EngineConfig, tmp_path: Path) -
     folder = Path(str(asked.packed_cache))
     folder.mkdir()
     folder.chmod(0o777)
+    with pytest.raises(KeptFolderError, match="can be written by others"):
+        open_folder(str(folder))
     assert loaded(asked)[1]
     assert kept(asked) == []
     folder.chmod(0o700)
@@ -196,6 +199,9 @@ def test_a_folder_of_others_is_left_alone(asked: EngineConfig, tmp_path: Path) -
     assert loaded(replace(asked, packed_cache=str(link)))[1]
     assert kept(asked) == []
     (tmp_path / "taken").write_text("a file")
+    for place, cause in ((link, "is a link"), (tmp_path / "taken", "cannot be made")):
+        with pytest.raises(KeptFolderError, match=cause):
+            open_folder(str(place))
     assert loaded(replace(asked, packed_cache=str(tmp_path / "taken")))[1]
 
 

@@ -241,7 +241,13 @@ def test_warming_up_reports_and_leaves_the_pool_alone(model: Path) -> None:
     [
         ({"attention_backend": "flash"}, "--attention-backend must be one of auto, native"),
         ({"device": "tpu"}, "--device must be one of auto, cpu, cuda, not tpu"),
-        ({"kv_blocks": 2**40}, "--kv-blocks 1099511627776: the KV cache does not fit"),
+        ({"kv_blocks": 2**31 - 2}, "KV cache of 2147483646 blocks does not fit into memory"),
+        ({"kv_blocks": 2**31 - 1}, "--kv-blocks must be at most 2147483646"),
+        (
+            {"kv_blocks": None, "kv_cache_memory": 2**60},
+            "--kv-cache-memory 1152921504606846976 holds",
+        ),
+        ({"dtype": "f32", "kv_cache_dtype": "int8"}, "beside --dtype f32 it may be f32"),
     ],
 )
 def test_what_an_operator_cannot_have_is_said_in_one_line(
