@@ -169,7 +169,7 @@ def resolve(config: EngineConfig, spec: ModelSpec, facts: DeviceFacts) -> Engine
     block_bytes = kv_bytes_per_token(spec, kv_dtype) * block_size
     pool_bytes = config.kv_cache_memory or facts.pool_bytes or KV_CACHE_MEMORY
     blocks = config.kv_blocks or pool_bytes // block_bytes
-    if not 2 <= blocks <= KV_BLOCKS_MAX:
+    if blocks < 2 or (config.kv_cache_memory and blocks > KV_BLOCKS_MAX):
         raise ConfigError(
             f"--kv-cache-memory {pool_bytes} holds {blocks} KV blocks of "
             f"{block_bytes} bytes; it must be 2 to {KV_BLOCKS_MAX}"
