@@ -258,6 +258,8 @@ def test_clients_that_reset_before_the_body_leak_nothing() -> None:
             with socket.create_connection(("127.0.0.1", server.port)) as client:
                 client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
                 client.sendall(b"GET /telemetry/stream HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+        # Connections are accepted in their order: when this one is answered, all those have been.
+        httpx.get(f"{server.url}/nowhere", timeout=WAIT_S, trust_env=False)
         wait_for(lambda: server.readers() == 0)
         with stream(server) as client:
             assert client.next().name == "hello"

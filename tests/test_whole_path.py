@@ -237,7 +237,7 @@ class Clients:
     def _one(self, url: str, number: int) -> None:
         body = {
             "prompt": prompt(10, f"kill{number}"),
-            "max_tokens": 700,  # a busy machine takes its time to ask for the records
+            "max_tokens": 1500,  # a busy machine takes its time to ask for the records
             "ignore_eos": True,
             "stream": True,
         }
@@ -261,7 +261,7 @@ class Clients:
 
 
 def test_engine_killed_under_load(model: Path, tmp_path: Path) -> None:
-    flags = (*FLAGS, "--kv-blocks", "400", "--history", str(tmp_path / "history"))
+    flags = (*FLAGS, "--kv-blocks", "900", "--history", str(tmp_path / "history"))
     with serving(tmp_path, model, *flags) as server:
         clients = Clients(server.url, 8)
         started = "SELECT count(*) FROM request_start"
