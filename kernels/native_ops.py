@@ -38,11 +38,11 @@ _DRAW = np.dtype(
 """struct Draw of kernels/cpu/choose.h."""
 
 
-def _told(logits: torch.Tensor) -> tuple[ctypes.c_int64, ctypes.c_int64]:
+def _told(logits: torch.Tensor) -> tuple[int, int]:
     """Return the vocabulary of float32 logits [S, vocabulary], and how far apart its rows are."""
     assert logits.dtype == torch.float32
     assert logits.stride(1) == 1
-    return ctypes.c_int64(logits.shape[1]), ctypes.c_int64(logits.stride(0))
+    return logits.shape[1], logits.stride(0)
 
 
 BEAT = ctypes.CFUNCTYPE(None)
@@ -113,6 +113,10 @@ class NativeThreads:
         self._library.engine_best.argtypes = (
             *(pointer, pointer, number, number, number),
             *(pointer, pointer),
+        )
+        self._library.engine_draw.argtypes = (
+            *(pointer, pointer, number, number, pointer),
+            *(pointer, number, pointer, pointer),
         )
 
     @property
@@ -224,13 +228,11 @@ class NativeOps(TorchOps):
 
     def best(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return each row's largest logit, NaN if one is none, and its token."""
-        assert logits.dtype == torch.float32
-        assert logits.stride(1) == 1
-        count, vocabulary = logits.shape
+        count = logits.shape[0]
         values = torch.empty(count, dtype=torch.float32)
         tokens = torch.empty(count, dtype=torch.int64)
         self._threads.functions.engine_best(
-            *(self._threads.engine, logits.data_ptr(), count, vocabulary, logits.stride(0)),
+            *(self._threads.engine, logits.data_ptr(), count, *_told(logits)),
             *(values.data_ptr(), tokens.data_ptr()),
         )
         return values, tokens
@@ -245,10 +247,8 @@ class NativeOps(TorchOps):
         draws["min_p"] = 0 if drawn.min_p is None else drawn.min_p[:, 0].numpy()
         rows, best = drawn.rows.contiguous(), best.contiguous()
         self._threads.functions.engine_draw(
-            *(self._threads.engine, ctypes.c_void_p(logits.data_ptr()), *_told(logits)),
-            ctypes.c_void_p(best.data_ptr()),
-            *(ctypes.c_void_p(rows.data_ptr()), ctypes.c_int64(count)),
-            *(ctypes.c_void_p(draws.ctypes.data), ctypes.c_void_p(tokens.data_ptr())),
+            *(self._threads.engine, logits.data_ptr(), *_told(logits), best.data_ptr()),
+            *(rows.data_ptr(), count, draws.ctypes.data, tokens.data_ptr()),
         )
         return tokens
 
