@@ -24,7 +24,7 @@ GROWTH_KB_MAX = 64 * 1024
 
 @pytest.fixture(scope="module")
 def queries(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Queries]:
-    with answering(tmp_path_factory.mktemp("history"), deadline_s=1.0) as queries:
+    with answering(tmp_path_factory.mktemp("history"), deadline_s=2.0) as queries:
         yield queries
 
 
@@ -61,7 +61,7 @@ def test_a_bomb_harms_its_child_alone(queries: Queries, bomb: str) -> None:
     started = time.monotonic()
     with pytest.raises(QueryError) as refused:
         queries.run(BOMBS[bomb])
-    assert time.monotonic() - started < 8
+    assert time.monotonic() - started < 20
     assert status_kb("self", "VmRSS") - before < GROWTH_KB_MAX
     assert "\n" not in refused.value.message
     assert len(refused.value.message) < 1000
@@ -85,7 +85,7 @@ def test_a_large_answer_is_cut_where_it_is_made(tmp_path: Path) -> None:
 def test_streams_beside_bombs_say_the_same_and_the_server_stays_small(tmp_path: Path) -> None:
     model = tiny.write(tmp_path / "model")
     story = {"prompt": ids(40), "max_tokens": 200, "ignore_eos": True, "temperature": 0}
-    flags = (f"--history={tmp_path / 'history'}", "--sql-deadline-s", "1")
+    flags = (f"--history={tmp_path / 'history'}", "--sql-deadline-s", "3")
     with serving(tmp_path, model, *flags) as server:
 
         def tell() -> str:
@@ -106,4 +106,4 @@ def test_streams_beside_bombs_say_the_same_and_the_server_stays_small(tmp_path: 
         assert statuses <= {400, 408}
         assert status_kb(server.process.pid, "VmHWM") - before < 2 * GROWTH_KB_MAX
         asked = post(server, "/telemetry/sql", {"sql": "SELECT count(*) FROM request_end"})
-        assert asked.json()["rows"] == [[3]]
+        assert asked.json().get("rows") == [[3]], asked.text

@@ -315,7 +315,7 @@ def test_a_template_slow_for_certain_messages_holds_up_no_other(tmp_path: Path) 
             error = answer.json()["error"]
             assert error["param"] == "messages"
             assert (TOO_MUCH_NOW in error["message"]) == (name in ("time", "memory", "power"))
-            assert worst_s < 1.0, f"{name} held /health for {worst_s:.2f} s"
+            assert worst_s < 2.0, f"{name} held /health for {worst_s:.2f} s"
             assert post(server, "/v1/chat/completions", HELLO).status_code == 200, name
         still_answers(server)
 

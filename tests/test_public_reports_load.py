@@ -133,7 +133,7 @@ def test_five_hundred_megabytes_are_refused_before_they_are_read(server: Server)
     began = time.monotonic()
     told = rest_of(connect(server, POST + b"Content-Length: 500000000\r\n\r\n" + b"x" * 1000))
     assert status_of(told) == 413
-    assert time.monotonic() - began < 2
+    assert time.monotonic() - began < 5
     made = connect(server, POST + b"Transfer-Encoding: chunked\r\n\r\n")
     sent = 0
     with suppress(OSError):
@@ -171,4 +171,4 @@ def test_deep_and_long_bodies_hold_nobody_up(server: Server, text: bytes) -> Non
 
     status, worst_s = asyncio.run(run())
     assert status == 400
-    assert worst_s < 1.0
+    assert worst_s < 2.0

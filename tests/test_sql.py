@@ -40,7 +40,7 @@ ROOT = Path(__file__).resolve().parent.parent
 def history(tmp_path_factory: pytest.TempPathFactory) -> Iterator[History]:
     bus = Bus(run_id="r", capacity=1000)
     folder = tmp_path_factory.mktemp("history")
-    history = History(bus=bus, config=TelemetryConfig(history=str(folder), sql_deadline_s=1.0))
+    history = History(bus=bus, config=TelemetryConfig(history=str(folder), sql_deadline_s=5.0))
     history.start()
     bus.publish(samples.run())
     for step in range(1, 51):

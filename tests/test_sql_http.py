@@ -30,7 +30,7 @@ TYPES = """SELECT 1 AS number, 'nan'::DOUBLE AS nothing, true AS yes, [1, 2] AS 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    with running(folder=tmp_path_factory.mktemp("history"), deadline_s=1.0) as server:
+    with running(folder=tmp_path_factory.mktemp("history"), deadline_s=3.0) as server:
         wait_for(lambda: server.parts.history.status().kept)
         server.publish(samples.run())
         yield server
@@ -162,9 +162,9 @@ def test_a_client_that_leaves_frees_its_child(tmp_path: Path) -> None:
             client.close()
         started = time.monotonic()
         wait_for(lambda: busy(server) == 0)
-        assert time.monotonic() - started < 1
+        assert time.monotonic() - started < 5
         assert ask(server, "SELECT count(*) FROM run").json()["rows"] == [[1]]
-        assert time.monotonic() - started < 8
+        assert time.monotonic() - started < 20
 
 
 def test_a_client_that_reads_nothing_loses_its_place(tmp_path: Path) -> None:
@@ -215,4 +215,4 @@ def test_the_event_loop_does_not_wait_for_a_bomb(server: Running) -> None:
             assert ask(server, "SELECT 1").status_code == 200
 
     quiet_s = lag_s(server, be_quiet)  # what the machine's other work costs alone
-    assert lag_s(server, explode) < max(0.1, 3 * quiet_s)
+    assert lag_s(server, explode) < max(0.5, 3 * quiet_s)
