@@ -16,11 +16,11 @@ import torch
 
 from engine.config import ConfigError, EngineConfig, resolve
 from engine.device import device_facts, device_name
-from engine.kernel_table import rates_of
+from engine.kernel_table import measured_for
 from engine.spec import ModelSpec
 from engine.weights import TORCH_DTYPES, attention_shape
 from kernels.base import BackendError
-from kernels.measured import Rates
+from kernels.measured import ROWS
 from kernels.select import choose, refusals_of
 
 COPY_BYTES = {"cpu": 2**28, "cuda": 2**30}
@@ -74,11 +74,20 @@ def kernels_report(config: EngineConfig, spec: ModelSpec) -> dict[str, dict[str,
     return {"attention_backends": backends, "ops": ops}
 
 
-def products_report(config: EngineConfig, spec: ModelSpec) -> dict[str, Rates]:
-    """Return how fast this model's weights are multiplied here, by type; nothing on a GPU."""
+def products_report(config: EngineConfig, spec: ModelSpec) -> dict[str, Any]:
+    """Return how fast this model's weights are multiplied here, by type; nothing on a GPU.
+
+    `products_gflop_s` has a rate for each count of rows in `products_rows`, and `products_steady`
+    says whether they were measured on a quiet machine.
+    """
     if device_name(config) != "cpu":
         return {}
-    return {dtype: rates_of(dtype, spec) for dtype in TORCH_DTYPES}
+    found = {dtype: measured_for(dtype, spec) for dtype in TORCH_DTYPES}
+    return {
+        "products_rows": list(ROWS),
+        "products_gflop_s": {dtype: one.rates for dtype, one in found.items()},
+        "products_steady": all(one.steady for one in found.values()),
+    }
 
 
 def chosen(config: EngineConfig, spec: ModelSpec) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """Which ops multiply a model's weights, by a measurement that is made once for a machine and kept.
 
-Owns the file of rates: what it is named by, and that a damaged one is measured anew.
+Owns the file of rates: what it is named by, and that a damaged one is measured anew. What a busy
+machine gave serves this run alone.
 engine/runner.py asks once at start, where no C++ step runs the whole model; `iterscope doctor`
 shows the rates. Only a server keeps rates: without a folder the order of kernels/select.py's table
 stands, which is the same in every run.
@@ -24,7 +25,16 @@ from engine.spec import ModelSpec
 from engine.weights import ACTIVATIONS, TORCH_DTYPES
 from kernels import native
 from kernels.base import StepBackend
-from kernels.measured import ROWS, VALUES_MIN, MeasuredOps, Rates, fastest, measure, shape_name
+from kernels.measured import (
+    ROWS,
+    VALUES_MIN,
+    MeasuredOps,
+    Measurement,
+    Rates,
+    fastest,
+    measure,
+    shape_name,
+)
 from kernels.select import Choice, serving
 
 FILES_MAX = 32
@@ -42,15 +52,17 @@ def fitted(choice: Choice, config: EngineConfig, spec: ModelSpec) -> Choice:
     path = folder / _name(config, shapes)
     rates = _kept(path, list(candidates), shapes)
     if rates is None:
-        rates = rates_of(config.dtype, spec)
-        _keep(path, rates)
+        measured = measured_for(config.dtype, spec)
+        rates = measured.rates
+        if measured.steady:
+            _keep(path, rates)
     winners = {fastest(rates, shape_name(*shape)) for shape in shapes}
     if len(winners) == 1 and (winner := winners.pop()):
         return replace(choice, ops=candidates[winner])
     return replace(choice, ops=MeasuredOps(candidates, rates))
 
 
-def rates_of(dtype: str, spec: ModelSpec) -> Rates:
+def measured_for(dtype: str, spec: ModelSpec) -> Measurement:
     """Return how fast each set of ops that serves this type on a CPU multiplies for this model."""
     kind = TORCH_DTYPES[dtype]
     with torch.inference_mode():

@@ -1,12 +1,13 @@
 """Which set of ops multiplies fastest here, shape by shape: a short measurement, and ops after it.
 
 engine/kernel_table.py asks for the rates once, keeps them, and hands the winners to MeasuredOps;
-`iterscope doctor` prints them. A few rows meet one slice of each weight: 0.1 s for all of them.
+`iterscope doctor` prints them. A few rows meet one slice of each weight: 0.1 s for all of them on a
+quiet machine, BUDGET_S beside other work, and then it says so.
 Never changes which set serves on the way: a weight stays with the ops that packed it.
 """
 
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from math import prod
 
@@ -21,7 +22,11 @@ VALUES_MAX = 2**19
 """Weights of the slice that is multiplied: more outputs are the same again."""
 VALUES_MIN = 2**17
 """A weight of fewer is not worth a choice."""
-TRIES = 3
+TRIES, TRIES_MAX = 3, 20
+AGREE = 1.15
+"""A set's rate is steady when its two best times are no further apart."""
+BUDGET_S = 1.0
+"""After it nothing is tried more than TRIES times, steady or not."""
 
 Rates = dict[str, dict[str, list[float]]]
 """GFLOP/s at each of ROWS, by shape as `576x1536` (outputs, inputs), then by the name of ops."""
@@ -32,31 +37,55 @@ def shape_name(outputs: int, inputs: int) -> str:
     return f"{outputs}x{inputs}"
 
 
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """What was measured; `steady` is False where other work took the processor meanwhile."""
+
+    rates: Rates
+    steady: bool
+
+
 def measure(
     candidates: Mapping[str, Ops], shapes: set[tuple[int, int]], dtype: torch.dtype
-) -> Rates:
+) -> Measurement:
     """Return how fast each candidate multiplies inputs of this type by a weight of each shape."""
-    draw, rates = torch.Generator().manual_seed(1), Rates()
+    draw, rates, steady = torch.Generator().manual_seed(1), Rates(), True
+    until_s = time.perf_counter() + BUDGET_S
     for outputs, inputs in sorted(shapes):
         weight = torch.randn(min(outputs, max(32, VALUES_MAX // inputs)), inputs, generator=draw)
-        packed = {name: ops.pack(weight.to(dtype)) for name, ops in candidates.items()}
+        packed = {name: (ops, ops.pack(weight.to(dtype))) for name, ops in candidates.items()}
         x = torch.randn(max(ROWS), inputs, generator=draw).to(dtype)
         found: dict[str, list[float]] = {name: [] for name in candidates}
         for rows in ROWS:
-            for name, ops in candidates.items():
-                best_s = _best_s(ops, x[:rows], packed[name])
-                found[name].append(2e-9 * rows * weight.numel() / best_s)
+            for name, times_s in _times_s(packed, x[:rows], until_s).items():
+                steady = steady and _agree(times_s)
+                found[name].append(2e-9 * rows * weight.numel() / min(times_s))
         rates[shape_name(outputs, inputs)] = found
-    return rates
+    return Measurement(rates, steady)
 
 
-def _best_s(ops: Ops, x: torch.Tensor, weight: PackedWeight) -> float:
-    found = []
-    for _ in range(1 + TRIES):
-        began = time.perf_counter()
-        ops.linear(x.clone(), weight)
-        found.append(time.perf_counter() - began)
-    return min(found[1:])
+def _times_s(
+    packed: Mapping[str, tuple[Ops, PackedWeight]], x: torch.Tensor, until_s: float
+) -> dict[str, list[float]]:
+    """Return each candidate's times; they take turns, so that a busy moment is not one's alone."""
+    times: dict[str, list[float]] = {name: [] for name in packed}
+    for turn in range(1 + TRIES_MAX):
+        for name, (ops, weight) in packed.items():
+            given = x.clone()
+            began = time.perf_counter()
+            ops.linear(given, weight)
+            if turn:  # the first one finds its memory
+                times[name].append(time.perf_counter() - began)
+        if turn < TRIES:
+            continue
+        if all(map(_agree, times.values())) or time.perf_counter() > until_s:
+            break
+    return times
+
+
+def _agree(times_s: Collection[float]) -> bool:
+    best, second, *_ = sorted(times_s)
+    return second <= AGREE * best
 
 
 def fastest(rates: Rates, shape: str) -> str | None:

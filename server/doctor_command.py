@@ -112,7 +112,7 @@ def _engine(config: EngineConfig, spec: ModelSpec, wrong: list[str]) -> dict[str
 
     try:
         report = {"device": device_report(config), **kernels_report(config, spec)}
-        report["products_gflop_s"] = products_report(config, spec)
+        report |= products_report(config, spec)
         return report | {"model": spec.path or None, "auto": chosen(config, spec)}
     except ConfigError as error:
         wrong.append(str(error))
@@ -181,10 +181,15 @@ def _lines(report: dict[str, Any]) -> list[tuple[str, str]]:
     for kind in ("attention_backends", "ops"):
         for name, reason in report.get(kind, {}).items():
             lines.append((f"{kind.replace('_', ' ')}: {name}", reason or "would serve"))
+    if rows := report.get("products_rows"):
+        counts = ", ".join(map(str, rows[:-1]))
+        lines.append(("products", f"GFLOP/s of each ops at {counts} and {rows[-1]} rows"))
+        if not report["products_steady"]:
+            lines.append(("", "measured beside other work: ask again on a quiet machine"))
     for dtype, rates in report.get("products_gflop_s", {}).items():
         for shape, found in rates.items():
             told = (f"{name} {' '.join(f'{rate:.0f}' for rate in found[name])}" for name in found)
-            lines.append((f"products: {dtype} {shape}", ", ".join(told) + " GFLOP/s"))
+            lines.append((f"products: {dtype} {shape}", ", ".join(told)))
     if auto := report.get("auto"):
         names = (
             "device",

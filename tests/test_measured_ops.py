@@ -5,6 +5,7 @@ written into the file, and it is seen who serves then.
 """
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from engine.config import DeviceFacts, EngineConfig, resolve
 from engine.kernel_table import FILES_MAX, fitted, shapes_of
 from engine.spec import ModelSpec, read_spec
 from engine.weights import attention_shape
+from kernels import measured
 from kernels.measured import ROWS, MeasuredOps, fastest, measure
 from kernels.ops import OneDnnOps, TorchOps
 from kernels.select import Choice, choose, serving
@@ -26,6 +28,7 @@ from tests import tiny
 def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[EngineConfig, ModelSpec]:
     """Return settings without a C++ step, of weights too small to be measured but for this."""
     monkeypatch.setattr(kernel_table, "VALUES_MIN", 0)
+    monkeypatch.setattr(measured, "AGREE", math.inf)
     spec = read_spec(str(tiny.write(tmp_path / "model")))
     config = EngineConfig(
         model=spec.path,
@@ -63,6 +66,16 @@ def test_rates_are_kept_and_followed(asked: tuple[EngineConfig, ModelSpec]) -> N
     rates[first]["onednn"] = [9e10] * len(ROWS)
     path.write_text(json.dumps(rates))
     assert isinstance(fitted(choice, config, spec).ops, MeasuredOps)
+
+
+def test_what_a_busy_machine_gave_is_not_kept(
+    asked: tuple[EngineConfig, ModelSpec], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, spec = asked
+    monkeypatch.setattr(measured, "AGREE", 0.0)
+    monkeypatch.setattr(measured, "BUDGET_S", 0.0)
+    fitted(chosen(config, spec), config, spec)
+    assert not list(Path(str(config.packed_cache)).glob("*.rates"))
 
 
 @pytest.mark.parametrize("content", ["", "{", "[1, 2]", '{"a": 1}', "null", "x" * 2**21])
@@ -114,7 +127,7 @@ def test_files_are_few_and_without_a_folder_the_table_stands(
 def test_each_weight_is_multiplied_by_its_fastest() -> None:
     candidates = {"onednn": OneDnnOps(), "torch": TorchOps()}
     shapes = {(96, 64), (40, 64)}
-    rates = measure(candidates, shapes, torch.float32)
+    rates = measure(candidates, shapes, torch.float32).rates
     assert set(rates) == {"96x64", "40x64"}
     rates["96x64"] = {"onednn": [1.0] * 3, "torch": [2.0] * 3}
     rates["40x64"] = {"onednn": [2.0] * 3, "torch": [1.0] * 3}
