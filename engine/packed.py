@@ -33,7 +33,7 @@ PART_AGE_S = 3600.0
 """A file that is written for so long was left by an engine that was killed."""
 MAKERS = (family, gguf.quants, names, tensor_file, weights)
 """Modules whose text decides what the packed weights are: when it changes, all is packed anew."""
-STAGE = "reading packed weights"
+READING, KEEPING = "reading packed weights", "keeping packed weights"
 
 
 def load(spec: ModelSpec, config: EngineConfig, ops: Ops, progress: Progress) -> DecoderWeights:
@@ -104,16 +104,23 @@ def _name(spec: ModelSpec, dtype: str, ops: KeptOps) -> str:
 def _kept(
     path: Path, layers: int, ops: KeptOps, config: EngineConfig, progress: Progress
 ) -> WeightParts | None:
-    """Return what the file holds; one that cannot be believed is deleted."""
+    """Return what the file holds; one that cannot be believed is deleted, and people are told."""
     try:
-        tensors = read_tensors(path, config.engine_threads or 1, lambda: progress(STAGE, 0.5))
+        tensors = read_tensors(path, config.engine_threads or 1, lambda: progress(READING, 0.5))
         return _restored(tensors, layers, ops)
     except FileNotFoundError:
         return None
-    except (TensorFileError, OSError):
+    except (TensorFileError, OSError) as error:
+        progress(f"{path} {_why(error)}: packing anew", 0.0)
         with suppress(OSError):
             path.unlink()
         return None
+
+
+def _why(error: TensorFileError | OSError) -> str:
+    if isinstance(error, TensorFileError):
+        return str(error)
+    return f"cannot be read ({error.strerror})"
 
 
 def _keep(
@@ -127,7 +134,7 @@ def _keep(
     try:
         make_room(path.parent, config.packed_cache_bytes - size)
         if shutil.disk_usage(path.parent).free >= size + DISK_FREE_MIN:
-            write_tensors(path, tensors, lambda: progress(STAGE, 0.5))
+            write_tensors(path, tensors, lambda: progress(KEEPING, 0.5))
     except OSError:
         return
 

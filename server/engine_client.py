@@ -337,6 +337,8 @@ class EngineClient:
                 self._deliver(report.gains)
                 self._publication.report(report)
             case Progress() as progress:
+                if self.progress is None or progress.stage != self.progress.stage:
+                    self._log.info("loading: %s", progress.stage)
                 self.progress = progress
             case Ready() as ready:
                 self._ready(ready.run)

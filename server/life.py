@@ -22,7 +22,6 @@ import uvicorn
 
 from engine.config import EngineConfig
 from engine.kept_folder import KeptFolderError, open_folder
-from engine.messages import Progress
 from server.app import build_app
 from server.clock import Clock
 from server.comparisons import Comparisons
@@ -50,7 +49,6 @@ from telemetry.case_files import CaseFiles
 from telemetry.history import History
 from telemetry.records import CancelCause
 
-PROGRESS_S = 0.2
 SEND_BUFFER_BYTES = 128 * 1024
 ENGINE_S = 5.0
 KEEPALIVE_S = 30
@@ -252,23 +250,15 @@ class Life:
     # ---- start
 
     async def _serve(self) -> None:
-        """Tell of the loading and of its end; then wait for ever."""
+        """Tell of the start and of the end of the loading; then wait for ever."""
         context = self._context
         self._log.info("Iterscope %s, listening on %s", version("iterscope"), self.url())
         self._log.info("settings: %s", facts(shown(self._config)))
         self._warn()
         if context.template is None:
             self._log.warning("no chat template (%s): completions only", context.template_fault)
-        settled = asyncio.create_task(context.engine.wait_settled())
-        told: Progress | None = None
-        while not settled.done():
-            progress = context.engine.progress
-            if progress is not None and (told is None or progress.stage != told.stage):
-                told = progress
-                self._log.info("loading: %s (%.0f %%)", progress.stage, 100 * progress.fraction)
-            await asyncio.wait((settled,), timeout=PROGRESS_S)
         try:
-            settled.result()
+            await context.engine.wait_settled()
         except EngineFailed as error:
             raise StartError(str(error)) from error
         run = context.engine.run
@@ -281,7 +271,8 @@ class Life:
                 run.model_len_max,
             )
         context.history.announce(self.url())
-        context.history.queries.start()
+        if self._config.telemetry.history is not None:
+            context.history.queries.start()
         # What the start has made stays for good: the collector need not walk it while tokens wait.
         gc.collect()
         gc.freeze()

@@ -103,6 +103,13 @@ def test_the_key_comes_from_the_environment_and_is_never_shown(
         from_flags(build_parser().parse_args(["serve", "--port", "-1"]))
 
 
+def test_a_sound_start_says_its_stages_and_no_warning(tmp_path: Path, model: Path) -> None:
+    with serving(tmp_path, model) as server:
+        assert " WARNING " not in server.log
+        assert "loading: reading the model's header" in server.log
+        assert "loading: warming up" in server.log
+
+
 def test_the_version_is_told() -> None:
     done = subprocess.run([command(Path())[0], "--version"], capture_output=True, check=True)
     assert done.stdout.startswith(b"iterscope ")

@@ -122,9 +122,11 @@ def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> EngineConfig:
     return resolve(config, read_spec(config.model), facts)
 
 
-def loaded(config: EngineConfig, ops: Ops | None = None) -> tuple[DecoderWeights, bool]:
-    """Return the weights, and whether they were packed and not found."""
-    stages: list[str] = []
+def loaded(
+    config: EngineConfig, ops: Ops | None = None, told: list[str] | None = None
+) -> tuple[DecoderWeights, bool]:
+    """Return the weights, and whether they were packed and not found; `told` gets the stages."""
+    stages = [] if told is None else told
     ops = ops or NativeInt8Ops(NativeThreads(targets()[0]))
     spec = read_spec(config.model)
     weights = load(spec, config, ops, lambda stage, fraction: stages.append(stage))
@@ -179,8 +181,10 @@ def test_damage_is_packed_anew_and_mended(asked: EngineConfig) -> None:
     raw = bytearray(path.read_bytes())
     raw[len(raw) // 2] ^= 1
     path.write_bytes(raw)
-    second, packed_again = loaded(asked)
+    told: list[str] = []
+    second, packed_again = loaded(asked, told=told)
     assert packed_again
+    assert f"{path} is damaged: a part has another hash: packing anew" in told
     assert same(first, second)
     assert not loaded(asked)[1]
 
