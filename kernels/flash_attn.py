@@ -76,7 +76,7 @@ class FlashAttnBackend:
         if device != "cuda":
             return f"runs on CUDA, not on {device}"
         if dtype not in (torch.bfloat16, torch.float16):
-            return f"{dtype} is not a type it computes in"
+            return f"does not compute in {str(dtype).removeprefix('torch.')}"
         if block_tokens % PAGE_TOKENS:
             return f"blocks of {block_tokens} tokens are not multiples of {PAGE_TOKENS}"
         if shape.head_dim % 8 or shape.head_dim > HEAD_DIM_MAX:

@@ -175,7 +175,8 @@ class NativeOps(TorchOps):
     def supports(self, device: str, dtype: torch.dtype) -> str | None:
         """Return None, or why not."""
         if dtype in FORMATS and dtype != self.dtype:
-            return f"packs {str(self.dtype).removeprefix('torch.')}"
+            mine, theirs = (str(one).removeprefix("torch.") for one in (self.dtype, dtype))
+            return f"is for {mine}, not for {theirs}"
         return refusal(device, dtype)
 
     def pack(self, weight: torch.Tensor, *, whole_rows: bool = False) -> PackedWeight:

@@ -30,7 +30,11 @@ class ReferenceBackend:
         self, shape: AttentionShape, device: str, dtype: torch.dtype, block_tokens: int
     ) -> str | None:
         """Return None, or why not: it serves everywhere, in every type of floating point."""
-        return None if dtype.is_floating_point else f"{dtype} is not a type it computes in"
+        return (
+            None
+            if dtype.is_floating_point
+            else f"does not compute in {str(dtype).removeprefix('torch.')}"
+        )
 
     def allocate_kv(
         self,

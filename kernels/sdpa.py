@@ -96,7 +96,7 @@ class SdpaBackend:
     ) -> str | None:
         """Return None, or why not."""
         if dtype not in (torch.float32, torch.bfloat16, torch.float16):
-            return f"{dtype} is not a type it computes in"
+            return f"does not compute in {str(dtype).removeprefix('torch.')}"
         return None
 
     def allocate_kv(

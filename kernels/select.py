@@ -160,7 +160,8 @@ def choose(
         if not isinstance(served, str):
             return Choice(backend=served, ops=ops, refusals=refusals)
         refusals[entry] = served
-    raise BackendError(f"attention backend {name!r} cannot serve: {_told(refusals)}")
+    why = _told(refusals) if name == "auto" else refusals[name]
+    raise BackendError(f"attention backend {name!r} cannot serve: {why}")
 
 
 def _first_ops(device: str, dtype: torch.dtype, refusals: dict[str, str]) -> Ops:

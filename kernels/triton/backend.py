@@ -60,7 +60,7 @@ class TritonBackend:
         if device != "cuda" and not triton.knobs.runtime.interpret:
             return f"runs on CUDA, not on {device}"
         if dtype not in (torch.float32, torch.bfloat16, torch.float16):
-            return f"{dtype} is not a type it computes in"
+            return f"does not compute in {str(dtype).removeprefix('torch.')}"
         if shape.head_dim % 8 or shape.head_dim > HEAD_DIM_MAX:
             return f"head dimension {shape.head_dim} is not 8, 16, ... {HEAD_DIM_MAX}"
         if shape.heads // shape.kv_heads > 64:

@@ -36,7 +36,7 @@ class TritonOps(TorchOps):
         if device != "cuda" and not triton.knobs.runtime.interpret:
             return f"runs on CUDA, not on {device}"
         if dtype not in (torch.float32, torch.bfloat16, torch.float16):
-            return f"{dtype} is not a type it computes in"
+            return f"does not compute in {str(dtype).removeprefix('torch.')}"
         return None
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
