@@ -82,7 +82,7 @@ def _work(result: dict[str, Any], work: dict[str, Any]) -> Iterator[str]:
 def _rates(result: dict[str, Any]) -> Iterator[str]:
     yield "Means over repeats; intervals stand in the report."
     yield ""
-    yield "| x capacity | requests/s | mode | " + " | ".join(one[1] for one in COLUMNS) + " |"
+    yield "| x capacity | requests/s | arm | " + " | ".join(one[1] for one in COLUMNS) + " |"
     yield "|--:|--:|---|" + "--:|" * len(COLUMNS)
     for curve in sorted(result["curves"], key=lambda curve: float(curve["fraction"])):
         cells = []
@@ -119,11 +119,11 @@ def _ratios(result: dict[str, Any]) -> Iterator[str]:
     if not result["comparisons"]:
         return
     base = next((arm["name"] for arm in result["arms"] if arm["baseline"]), "")
-    yield f"## Each mode against {_text(base)}, paired by repeat"
+    yield f"## Each arm against {_text(base)}, paired by repeat"
     yield ""
     yield "95 % intervals; * holds after Holm's correction over the rates."
     yield ""
-    yield "| figure | x capacity | mode | ratio or difference | |"
+    yield "| figure | x capacity | arm | ratio or difference | |"
     yield "|---|--:|---|---|---|"
     for row in result["comparisons"]:
         if row["figure"] in COMPARED:

@@ -57,7 +57,7 @@ def table(result: dict[str, Any], *, narrow: bool = False) -> Table:
     found.padding = (0, 0) if narrow else (0, 1)
     found.add_column("x capacity", justify="right")
     found.add_column("requests / s", justify="right")
-    found.add_column("mode", no_wrap=True)
+    found.add_column("arm", no_wrap=True)
     for _, title, _ in columns:
         # Words of a title may stand below each other, a figure is never broken.
         found.add_column(title, justify="right", min_width=max(map(len, title.split())))

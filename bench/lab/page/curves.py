@@ -33,7 +33,7 @@ SINGLE = (
     ),
     (
         "rows_mean",
-        "Rows in a mean step, idle ones included: how far each mode fills the batch on its own.",
+        "Rows in a mean step, idle ones included: how far each arm fills the batch on its own.",
     ),
     (
         "useful_rows_share",
@@ -109,7 +109,7 @@ def _caption(result: Result, name: str) -> str:
             "serving within it."
         )
     return (
-        f"Requests a second that met the objective ({objective}). The ring is each mode's best "
+        f"Requests a second that met the objective ({objective}). The ring is each arm's best "
         f"operating point: beyond it more load serves fewer in time. {counted_in_words()}"
     )
 

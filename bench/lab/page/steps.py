@@ -71,7 +71,7 @@ def _rounds(result: Result) -> Safe:
         title="Rounds as they were",
         unit="a lane a request, a column an iteration",
         caption=(
-            "Consecutive iterations of one run of each mode, from the engine's records. A chevron "
+            "Consecutive iterations of one run of each arm, from the engine's records. A chevron "
             "is an admission, a bar an end. With continuous batching a request joins the next "
             "round and leaves at once; a fixed batch keeps the rows of the ended until the last "
             "is over, and nobody joins before."
@@ -146,7 +146,7 @@ def _courses(result: Result) -> list[Safe]:
             title=f"Batch over time at {rate_in_words(result, fraction)}",
             unit="rows, and requests that wait",
             caption=(
-                "Every step of one run of each mode, on the same scales; the same requests came at "
+                "Every step of one run of each arm, on the same scales; the same requests came at "
                 "the same instants."
             ),
         )
