@@ -4,6 +4,7 @@ Owns the report of time per file, printed before pytest's own closing line, whic
 and the fixtures of many files. Fixtures of one subject stand in that subject's test file.
 """
 
+import signal
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -50,6 +51,9 @@ class SecondsPerFile:
 def pytest_configure(config: pytest.Config) -> None:
     # Before torch is loaded: threads that spin at barriers slow every server that a test starts.
     quiet_threads()
+    # What a script starts in its background ignores Ctrl-C, and so would all that tests start.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     config.pluginmanager.register(SecondsPerFile())
 
 
