@@ -6,6 +6,7 @@ the tokens that are to be sampled or scored pass through the head.
 """
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 
@@ -20,6 +21,9 @@ from kernels.base import (
     StepBackend,
     StepBatch,
 )
+
+LogitsOf = Callable[[torch.Tensor], torch.Tensor]
+"""Float32 logits [S, vocabulary] of S of a step's tokens, by their places in the pack."""
 
 
 class Decoder:
@@ -45,15 +49,24 @@ class Decoder:
 
     def forward(self, batch: StepBatch, cache: Cache) -> torch.Tensor:
         """Compute the step, fill the cache; return float32 logits [S, vocabulary]."""
+        return self.forward_all(batch, cache)[0]
+
+    def forward_all(self, batch: StepBatch, cache: Cache) -> tuple[torch.Tensor, LogitsOf]:
+        """Compute the step; return its logits, and what gives those of others of its tokens.
+
+        These need not exist all at one time; they can be had until the next step.
+        """
         if self._stepper:
             self._beat()
-            return self._stepper.step(self._weights, batch, cache, self._beat).float()
-        return self.logits(self.hidden(batch, cache), batch.sample_tokens)
+            logits = self._stepper.step(self._weights, batch, cache, self._beat)
+            return logits.float(), partial(self._stepper.logits_of, self._weights)
+        logits_of = partial(self.logits, self.hidden(batch, cache))
+        return logits_of(batch.sample_tokens), logits_of
 
     def hidden(self, batch: StepBatch, cache: Cache) -> torch.Tensor:
         """Compute the step, fill the cache; return what the head reads of each token [T, hidden].
 
-        For steps that want logits of many tokens: these need not exist all at one time.
+        Layer by layer, each op by itself.
         """
         weights, ops, eps = self._weights, self._ops, self._weights.norm_eps
         prepared = self._backend.prepare(batch.attention, cache)

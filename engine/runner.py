@@ -289,13 +289,10 @@ class ModelRunner:
         self, filled: Filled, prompts: ScoredPrompts | None
     ) -> tuple[torch.Tensor, Scores | None]:
         """Return the logits of the rows that sample, and the scores of prompts' tokens."""
+        logits, logits_of = self._decoder.forward_all(filled.step, self._cache)
         if prompts is None:
-            return self._decoder.forward(filled.step, self._cache), None
-        hidden = self._decoder.hidden(filled.step, self._cache)
-        scores = score_prompts(
-            lambda places: self._decoder.logits(hidden, places), prompts, self._spec.vocab_size
-        )
-        return self._decoder.logits(hidden, filled.step.sample_tokens), scores
+            return logits, None
+        return logits, score_prompts(logits_of, prompts, self._spec.vocab_size)
 
     def _sample(
         self, logits: torch.Tensor, sampling: SamplingBatch, extras: Extras

@@ -277,6 +277,10 @@ class StepBackend(Protocol):
         """
         ...
 
+    def logits_of(self, weights: DecoderWeights, tokens: torch.Tensor) -> torch.Tensor:
+        """Return the logits [S, vocabulary] of other tokens of the step that ran last."""
+        ...
+
 
 @runtime_checkable
 class Int8CacheBackend(Protocol):

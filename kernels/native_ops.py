@@ -110,6 +110,7 @@ class NativeThreads:
             *(pointer, pointer, pointer, number, pointer),
             *(pointer, pointer, pointer, number, pointer, BEAT),
         )
+        self._library.engine_logits.argtypes = (pointer, pointer, pointer, number, pointer)
         self._library.engine_best.argtypes = (
             *(pointer, pointer, number, number, number),
             *(pointer, pointer),

@@ -91,6 +91,11 @@ def refusal_of(
     return refusal(device, dtype)
 
 
+def _logits(head: NativeWeight, rows: int) -> torch.Tensor:
+    """Return room for what the head makes of rows, its padding included."""
+    return torch.empty((rows, head.padded), dtype=torch.float32)
+
+
 class NativeBackend:
     """Attention over blocks laid out for the dot-product instruction, and the whole step."""
 
@@ -194,15 +199,24 @@ class NativeBackend:
         assert isinstance(weights.head, NativeWeight)
         prepared = self.prepare(batch.attention, cache)
         assert isinstance(prepared, _Prepared)
-        count, padded = batch.sample_tokens.shape[0], weights.head.padded
-        logits = torch.empty((count, padded), dtype=torch.float32)
+        logits = _logits(weights.head, len(batch.sample_tokens))
         self._threads.functions.engine_step(
             *(self._threads.engine, self._described(weights), cache.values.data_ptr()),
             *(cache.values.stride(0) * cache.values.itemsize, ctypes.byref(prepared.batch)),
             *(batch.input_ids.data_ptr(), batch.positions.data_ptr()),
-            *(batch.sample_tokens.data_ptr(), count, logits.data_ptr(), self._called(beat)),
+            *(batch.sample_tokens.data_ptr(), len(logits), logits.data_ptr(), self._called(beat)),
         )
-        return logits if padded == weights.head.outputs else logits[:, : weights.head.outputs]
+        return logits[:, : weights.head.outputs]
+
+    def logits_of(self, weights: DecoderWeights, tokens: torch.Tensor) -> torch.Tensor:
+        """Return the logits [S, vocabulary] of other tokens of the last step, in float32."""
+        assert isinstance(weights.head, NativeWeight)
+        tokens, logits = tokens.contiguous(), _logits(weights.head, len(tokens))
+        self._threads.functions.engine_logits(
+            *(self._threads.engine, self._described(weights), tokens.data_ptr()),
+            *(len(logits), logits.data_ptr()),
+        )
+        return logits[:, : weights.head.outputs]
 
     def _called(self, beat: Beat) -> object:
         """Return what C++ calls for this beat: the same from step to step."""

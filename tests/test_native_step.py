@@ -205,9 +205,13 @@ def test_a_step_is_the_model(tmp_path: Path, dtype: str, times: float, count: in
     model, packed_weights = decoder(path, dtype)
     shape = packed_weights.shape
     kv = NativeBackend(threads()).allocate_kv(shape, 9, 16, torch.bfloat16, "cpu")
-    logits = model.forward(step, kv)
+    logits, logits_of = model.forward_all(step, kv)
     assert logits.shape == expected.shape
     assert (logits - expected).norm() / expected.norm() < tolerance
+    assert torch.equal(logits_of(step.sample_tokens), logits)
+    again = logits_of(torch.tensor([count - 1, 0]))
+    told = logits_of(torch.arange(count))[[count - 1, 0]]
+    assert (again - told).norm() / told.norm() < tolerance
     in_parts = model.logits(model.hidden(step, kv), step.sample_tokens)
     assert (in_parts - logits).norm() / expected.norm() < tolerance
     assert packed_weights.embedding.dtype == torch.bfloat16

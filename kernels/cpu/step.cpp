@@ -130,6 +130,16 @@ class Engine {
     });
   }
 
+  // Of other tokens of the step that ran last: what its layers made of them is still there.
+  void logits_of(const Model& model, const int64_t* wanted, int64_t count, float* logits) {
+    for (const Form form : {BF16, INT8}) b_.get(form, count, model.hidden);
+    profile.begin();
+    pool_.run([&](int id) {
+      score(id, model, wanted, count, logits);
+      profile.mark(id, HEAD);
+    });
+  }
+
  private:
   Pool pool_;
   Attention attention_;
@@ -350,6 +360,11 @@ void engine_step(Engine* engine, const Model* model, uint8_t* cache, int64_t lay
                  const int64_t* ids, const int64_t* positions, const int64_t* wanted, int64_t wanted_count,
                  float* logits, void (*beat)()) {
   engine->step(*model, cache, layer_bytes, *batch, ids, positions, wanted, wanted_count, logits, beat);
+}
+
+// Logits [wanted_count] of other tokens of the step that ran last, which was of this model.
+void engine_logits(Engine* engine, const Model* model, const int64_t* wanted, int64_t wanted_count, float* logits) {
+  engine->logits_of(*model, wanted, wanted_count, logits);
 }
 
 // Where steps' time went since the last call, ns by profile.h's parts; from now on it is told or not.
