@@ -110,11 +110,35 @@ class Server:
         self._selector = selectors.DefaultSelector()
 
     def _first_model(self) -> str:
-        connection = http.client.HTTPConnection(self._address.netloc, timeout=START_S)
-        connection.request("GET", f"{self._address.path}/v1/models")
-        name: str = json.loads(connection.getresponse().read())["data"][0]["id"]
-        connection.close()
+        name: str = self._ask("GET", "/v1/models")["data"][0]["id"]
         return name
+
+    def _ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+        """Return the JSON that answers one question."""
+        connection = http.client.HTTPConnection(self._address.netloc, timeout=START_S)
+        sent = None if body is None else json.dumps(body)
+        kind = {"Content-Type": "application/json"}
+        connection.request(method, self._address.path + path, sent, kind)
+        answer = connection.getresponse()
+        text = answer.read()
+        connection.close()
+        if answer.status != 200:
+            raise ValueError(f"status {answer.status}: {text[:300]!r}")
+        found: dict[str, Any] = json.loads(text)
+        return found
+
+    def loss(self, ids: list[int]) -> float:
+        """Return minus the log-probability of the tokens after the first, in nats.
+
+        Asked as OpenAI's completions have it: the prompt again, each token with its own.
+        """
+        asked = {"prompt": ids, "max_tokens": 1, "temperature": 0, "echo": True, "logprobs": 1}
+        body = {"model": self._body["model"], "stream": False} | asked
+        (choice,) = self._ask("POST", "/v1/completions", body)["choices"]
+        told = (choice.get("logprobs") or {}).get("token_logprobs", [])
+        if len(told) != len(ids) + 1:
+            raise ValueError(f"{len(told)} log-probabilities for {len(ids)} tokens and an answer")
+        return -float(sum(told[1:-1]))
 
     def submit(self, number: int, job: Job) -> None:
         """Send a request."""

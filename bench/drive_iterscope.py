@@ -4,12 +4,14 @@ Owns the driver alone; bench/drive.py runs it. The same settings for every peer 
 budget of 512 tokens a step, up to 64 sequences, no prefix cache.
 """
 
+import msgspec
+
 from bench.counterfactual import Recorder
 from bench.engine import GREEDY, MonotonicClock
 from bench.workload import DEMO_MODEL, Job
 from engine.build import build
 from engine.config import EngineConfig
-from engine.messages import Gains, Submit
+from engine.messages import Gains, SamplingParams, Submit
 from telemetry.records import Iteration, RequestEnd
 
 
@@ -19,11 +21,14 @@ class Told(Recorder):
     def __init__(self) -> None:
         super().__init__()
         self.gained: list[tuple[int, int]] = []
+        self.logprobs: list[float] = []
 
     def step(self, gains: Gains, iteration: Iteration, ends: list[RequestEnd]) -> None:
         """Take a step's tokens."""
         del iteration, ends
-        self.gained += [(delta.request, len(delta.tokens)) for delta in gains.each()]
+        for delta in gains.each():
+            self.gained.append((delta.request, len(delta.tokens)))
+            self.logprobs += [one.logprob for one in delta.prompt_logprobs or ()]
 
 
 class Engine:
@@ -44,15 +49,18 @@ class Engine:
         """Take a request in; the first of a run has number 0."""
         if number == 0:
             self._base += 1_000_000
+        self._add(number, job.ids, job.answer, GREEDY)
+
+    def _add(self, number: int, ids: list[int], answer: int, sampling: SamplingParams) -> None:
         if not self._core.has_work:
             self._core.wake()
         self._core.add(
             Submit(
                 request=self._base + number,
                 request_id=str(number),
-                prompt=job.ids,
-                max_tokens=job.answer,
-                sampling=GREEDY,
+                prompt=ids,
+                max_tokens=answer,
+                sampling=sampling,
                 received_at_ns=self._clock.now_ns(),
             )
         )
@@ -63,6 +71,16 @@ class Engine:
             self._core.step()
         gained, self._told.gained = self._told.gained, []
         return [(number - self._base, tokens) for number, tokens in gained if tokens]
+
+    def loss(self, ids: list[int]) -> float:
+        """Return minus the log-probability of the tokens after the first, in nats."""
+        self._base += 1_000_000
+        self._add(0, ids, 1, msgspec.structs.replace(GREEDY, prompt_logprobs=0))
+        while self._core.has_work:
+            self._core.step()
+        told, self._told.logprobs, self._told.gained = self._told.logprobs, [], []
+        assert len(told) == len(ids) - 1
+        return -sum(told)
 
 
 driver = Engine

@@ -61,9 +61,42 @@ class Context:
             return []
         self._batch.n_tokens = 0
         sampled = [found for slot in self._in_order() if (found := self._place(slot)) is not None]
+        self._decode()
+        return [self._sample(slot, row) for slot, row in sampled]
+
+    def loss(self, ids: list[int]) -> float:
+        """Return minus the log-probability of the tokens after the first, in nats."""
+        self._batch.n_tokens = 0
+        for place, token in enumerate(ids):
+            self._put(token, place, 0, wanted=True)
+        self._decode()
+        found = 0.0
+        for row, token in enumerate(ids[1:]):
+            logits = self._logits(row).astype(np.float64)
+            most = logits.max()
+            found += most + np.log(np.exp(logits - most).sum()) - logits[token]
+        self._forget(0)
+        return float(found)
+
+    def _decode(self) -> None:
         if lib.llama_decode(self._context, self._batch):
             raise SystemExit("llama.cpp failed to decode")
-        return [self._sample(slot, row) for slot, row in sampled]
+
+    def _logits(self, row: int) -> np.ndarray:
+        found = lib.llama_get_logits_ith(self._context, row)
+        return np.ctypeslib.as_array(found, (self._vocabulary,))
+
+    def _forget(self, slot: int) -> None:
+        lib.llama_memory_seq_rm(lib.llama_get_memory(self._context), slot, -1, -1)
+
+    def _put(self, token: int, position: int, slot: int, *, wanted: bool) -> None:
+        """Add a token to the batch; `wanted` are its logits."""
+        batch, row = self._batch, self._batch.n_tokens
+        batch.token[row], batch.pos[row] = token, position
+        batch.n_seq_id[row] = 1
+        batch.seq_id[row][0] = slot
+        batch.logits[row] = wanted
+        batch.n_tokens += 1
 
     def _in_order(self) -> list[int]:
         """Return the slots, those that decode first; llama.cpp computes neighbours together."""
@@ -74,14 +107,8 @@ class Context:
         sequence, batch = self._slots[slot], self._batch
         count = min(len(sequence.tokens), BUDGET - batch.n_tokens)
         due = count == len(sequence.tokens)
-        for place in range(count):
-            row = batch.n_tokens
-            batch.token[row] = sequence.tokens[place]
-            batch.pos[row] = sequence.position + place
-            batch.n_seq_id[row] = 1
-            batch.seq_id[row][0] = slot
-            batch.logits[row] = due and place == count - 1
-            batch.n_tokens += 1
+        for place, token in enumerate(sequence.tokens[:count]):
+            self._put(token, sequence.position + place, slot, wanted=due and place == count - 1)
         del sequence.tokens[:count]
         sequence.position += count
         return (slot, batch.n_tokens - 1) if due else None
@@ -89,15 +116,12 @@ class Context:
     def _sample(self, slot: int, row: int) -> tuple[int, int]:
         """Find a slot's next token, and free the slot with the last."""
         sequence = self._slots[slot]
-        found = lib.llama_get_logits_ith(self._context, row)
-        logits = np.ctypeslib.as_array(found, (self._vocabulary,))
-        sequence.tokens.append(int(logits.argmax()))
+        sequence.tokens.append(int(self._logits(row).argmax()))
         sequence.wanted -= 1
         if not sequence.wanted:
             del self._slots[slot]
             heapq.heappush(self._free, slot)
-            memory = lib.llama_get_memory(self._context)
-            lib.llama_memory_seq_rm(memory, slot, -1, -1)
+            self._forget(slot)
         return sequence.number, 1
 
 

@@ -31,11 +31,17 @@ class Pipeline:
 
     def submit(self, number: int, job: Job) -> None:
         """Take a request in."""
+        self._handles[number] = self._add(job.ids, self._greedy(job.answer))
+
+    def _greedy(self, answer: int) -> Any:
         config = genai.GenerationConfig()
-        config.max_new_tokens, config.ignore_eos, config.do_sample = job.answer, True, False
+        config.max_new_tokens, config.ignore_eos, config.do_sample = answer, True, False
+        return config
+
+    def _add(self, ids: list[int], config: Any) -> Any:
         self._count += 1
-        ids = ov.Tensor(np.array([job.ids], dtype=np.int64))
-        self._handles[number] = self._pipeline.add_request(self._count, ids, config)
+        tensor = ov.Tensor(np.array([ids], dtype=np.int64))
+        return self._pipeline.add_request(self._count, tensor, config)
 
     def poll(self) -> list[tuple[int, int]]:
         """Make one step."""
@@ -51,6 +57,21 @@ class Pipeline:
             if handle.get_status() != genai.GenerationStatus.RUNNING and not handle.can_read():
                 del self._handles[number]
         return gained
+
+    def loss(self, ids: list[int]) -> float:
+        """Return minus the log-probability of the tokens after the first, in nats."""
+        config = self._greedy(1)
+        config.echo, config.logprobs = True, 1
+        handle = self._add(ids, config)
+        while self._pipeline.has_non_finished_requests():
+            self._pipeline.step()
+        told: list[float] = []
+        while handle.can_read():
+            for one in handle.read().values():
+                told += one.generated_log_probs
+        if len(told) != len(ids) + 1:  # the first token has none, and the answer's is the last
+            raise ValueError(f"{len(told)} log-probabilities for {len(ids)} tokens and an answer")
+        return -sum(told[1:-1])
 
 
 driver = Pipeline

@@ -56,6 +56,18 @@ def read(path: Path, places: Mapping[str, str]) -> list[Peer]:
     return peers
 
 
+def chosen(peers: list[Peer], side: str, parts: list[str]) -> list[Peer]:
+    """Return the peers of a side, those whose names hold one of the parts if there are any."""
+    found = [
+        peer
+        for peer in peers
+        if peer.side == side and (not parts or any(part in peer.name for part in parts))
+    ]
+    if not found:
+        raise SystemExit(f"no peer {side} with a name like {parts}")
+    return found
+
+
 def filled(value: Any, places: Mapping[str, str]) -> Any:
     """Return a TOML value whose strings have each {place} replaced."""
     if isinstance(value, dict):

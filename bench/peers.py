@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.machine import StolenTime, describe
-from bench.peer import SIDES, Peer, Running, read
+from bench.peer import SIDES, Running, chosen, read
 from bench.peer_table import tables
 from bench.workload import DEMO_MODEL
 
@@ -41,7 +41,7 @@ def main() -> int:
             "python": sys.executable,
             "fresh": fresh,
         }
-        peers = chosen(read(flags.list, places), flags)
+        peers = chosen(read(flags.list, places), flags.side, flags.only)
         log = Path(fresh) / "log"
         running: list[Running] = []
         try:
@@ -76,19 +76,6 @@ def _flags() -> argparse.Namespace:
     parser.add_argument("--again", type=int, default=2, help="repeats of a run with too much lost")
     parser.add_argument("--json", type=Path)
     return parser.parse_args()
-
-
-def chosen(peers: list[Peer], flags: argparse.Namespace) -> list[Peer]:
-    """Return the peers of the side that was asked for, and of the names."""
-    found = [
-        peer
-        for peer in peers
-        if peer.side == flags.side
-        and (not flags.only or any(part in peer.name for part in flags.only))
-    ]
-    if not found:
-        raise SystemExit(f"no peer {flags.side} with a name like {flags.only}")
-    return found
 
 
 def compare(running: list[Running], flags: argparse.Namespace) -> dict[str, dict[str, Runs]]:

@@ -13,10 +13,14 @@ import numpy as np
 import pytest
 
 from bench.crowd import CrowdTime
+from bench.drive_http import Server as Client
 from bench.drive_http import Stream
+from bench.drive_iterscope import Engine
 from bench.peer import read
+from bench.peer_quality import loss_of
 from bench.peer_table import tables
 from bench.peers import resolved
+from bench.quality import runner
 from bench.requantize import requantize
 from bench.workload import Life, figures, jobs_of, mix_lengths, percentile, poisson
 from tests import tiny
@@ -102,6 +106,36 @@ def test_a_server_that_refuses_ends_the_comparison(demo_server: Server, tmp_path
     done = compare(listed, "--rounds", "1")
     assert done.returncode != 0
     assert "it: status 404" in done.stderr
+
+
+def test_a_precision_is_scored_and_who_does_not_tell_is_named(
+    demo_server: Server, tmp_path: Path
+) -> None:
+    """One real server, and one that answers nothing: the same text, over float32's perplexity."""
+    listed, out = tmp_path / "peers.toml", tmp_path / "scores.json"
+    url = demo_server.url
+    listed.write_text(peer("ours", url) + peer("mute", url + "/nowhere", model="x"))
+    command = [sys.executable, "-m", "bench.peer_quality", str(listed), "--side", "http"]
+    command += ["--texts", "2", "--json", str(out)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    report = json.loads(out.read_text())
+    ours = report["peers"]["ours"]
+    assert 100 < ours["tokens"] < 2000
+    assert report["float32_nats"] / ours["tokens"] > 1
+    assert math.isclose(ours["loss_nats"], report["float32_nats"], rel_tol=0.02)
+    assert ours["loss_nats"] != report["float32_nats"]
+    assert "| mute | f32 | mute: status 404" in done.stdout
+
+
+def test_the_scores_of_a_prompt_are_those_of_the_logits(
+    demo_server: Server, demo_model: Path
+) -> None:
+    """In int8, whose whole step is C++: what is told of a prompt is of the same computation."""
+    ids = list(range(300, 420))
+    loss = loss_of(runner(str(demo_model), "int8"), [ids])
+    assert math.isclose(Engine("int8").loss(ids), loss, rel_tol=1e-4)
+    assert math.isclose(Client(demo_server.url).loss(ids), loss, rel_tol=1e-4)
 
 
 def test_the_list_that_is_shipped_can_be_read(tmp_path: Path) -> None:
