@@ -21,14 +21,14 @@ class Told(Recorder):
     def __init__(self) -> None:
         super().__init__()
         self.gained: list[tuple[int, int]] = []
-        self.logprobs: list[float] = []
+        self.prompt_scores: list[float] = []
 
     def step(self, gains: Gains, iteration: Iteration, ends: list[RequestEnd]) -> None:
         """Take a step's tokens."""
         del iteration, ends
         for delta in gains.each():
             self.gained.append((delta.request, len(delta.tokens)))
-            self.logprobs += [one.logprob for one in delta.prompt_logprobs or ()]
+            self.prompt_scores += [one.logprob for one in delta.prompt_logprobs or ()]
 
 
 class Engine:
@@ -78,7 +78,7 @@ class Engine:
         self._add(0, ids, 1, msgspec.structs.replace(GREEDY, prompt_logprobs=0))
         while self._core.has_work:
             self._core.step()
-        told, self._told.logprobs, self._told.gained = self._told.logprobs, [], []
+        told, self._told.prompt_scores, self._told.gained = self._told.prompt_scores, [], []
         assert len(told) == len(ids) - 1
         return -sum(told)
 
