@@ -24,6 +24,7 @@ from engine.messages import (
     Report,
     Shutdown,
     Submit,
+    Trouble,
     joined,
 )
 from telemetry.records import Fault, Iteration, RequestEnd, RequestStart, StepModel
@@ -77,7 +78,8 @@ class Outbox:
 
     def progress(self, stage: str, fraction: float) -> None:
         """Tell people what the engine is doing before it is ready."""
-        self.tell(Progress(stage=stage, fraction=fraction))
+        trouble = isinstance(stage, Trouble)
+        self.tell(Progress(stage=str(stage), fraction=fraction, trouble=trouble))
 
     def start(self, record: RequestStart) -> None:
         """Report a sequence that entered the queue."""

@@ -105,11 +105,21 @@ class Shutdown(msgspec.Struct, frozen=True, kw_only=True, tag="shutdown"):
 Command = Submit | Abort | Shutdown
 
 
+class Trouble(str):
+    """A stage's name that says what went wrong without ending the start."""
+
+    __slots__ = ()
+
+
 class Progress(msgspec.Struct, frozen=True, kw_only=True, tag="progress"):
-    """Start-up news for people: what the engine is doing and how far it is (0..1)."""
+    """Start-up news for people: what the engine is doing and how far it is (0..1).
+
+    `trouble` says that the stage is a Trouble: people get it as a warning.
+    """
 
     stage: str
     fraction: float
+    trouble: bool = False
 
 
 class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):

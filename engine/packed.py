@@ -21,6 +21,7 @@ import torch
 from engine import family, names, tensor_file, weights
 from engine.config import ConfigError, EngineConfig
 from engine.kept_folder import KeptFolderError, open_folder
+from engine.messages import Trouble
 from engine.spec import ModelSpec
 from engine.tensor_file import TensorFileError, read_tensors, write_tensors
 from engine.weights import Progress, WeightParts, assembled, read_parts
@@ -111,7 +112,7 @@ def _kept(
     except FileNotFoundError:
         return None
     except (TensorFileError, OSError) as error:
-        progress(f"{path} {_why(error)}: packing anew", 0.0)
+        progress(Trouble(f"{path} {_why(error)}: packing anew"), 0.0)
         with suppress(OSError):
             path.unlink()
         return None
@@ -126,17 +127,23 @@ def _why(error: TensorFileError | OSError) -> str:
 def _keep(
     path: Path, parts: WeightParts, ops: KeptOps, config: EngineConfig, progress: Progress
 ) -> None:
-    """Write the file if there is room for it, and delete what was used longest ago."""
+    """Write the file, after deleting what was used longest ago; people are told if it cannot be."""
     tensors = _flat(parts, ops)
     size = sum(tensor.nbytes for tensor in tensors.values())
-    if not BYTES_MIN <= size <= config.packed_cache_bytes:
+    if size < BYTES_MIN:
         return
     try:
-        make_room(path.parent, config.packed_cache_bytes - size)
-        if shutil.disk_usage(path.parent).free >= size + DISK_FREE_MIN:
-            write_tensors(path, tensors, lambda: progress(KEEPING, 0.5))
-    except OSError:
-        return
+        if size > config.packed_cache_bytes:
+            reason = f"--packed-cache-bytes allows {config.packed_cache_bytes}"
+        else:
+            make_room(path.parent, config.packed_cache_bytes - size)
+            if shutil.disk_usage(path.parent).free >= size + DISK_FREE_MIN:
+                write_tensors(path, tensors, lambda: progress(KEEPING, 0.5))
+                return
+            reason = f"{path.parent} would have less than {DISK_FREE_MIN} bytes free"
+    except OSError as error:
+        reason = f"{path} cannot be written ({error.strerror})"
+    progress(Trouble(f"{size} bytes of packed weights are not kept: {reason}"), 0.5)
 
 
 def make_room(folder: Path, bytes_max: int) -> None:

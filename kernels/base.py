@@ -28,6 +28,14 @@ Activation = Literal["silu", "gelu_tanh"]
 PackedWeight = object
 """A weight matrix as its set of ops likes it; nobody else looks inside."""
 
+TYPE_NAMES = {"float32": "f32", "bfloat16": "bf16", "float16": "f16", "uint4": "int4"}
+
+
+def type_name(dtype: torch.dtype) -> str:
+    """Return what `--dtype` calls a type, PyTorch's word where it has none."""
+    name = str(dtype).removeprefix("torch.")
+    return TYPE_NAMES.get(name, name)
+
 
 class BackendError(Exception):
     """A backend asked for by name cannot serve: one line that says why."""

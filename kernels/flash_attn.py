@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import torch
 import torch.nn.functional as F  # noqa: N812  the field's name for it
 
-from kernels.base import AttentionBatch, AttentionShape, Cache, Prepared
+from kernels.base import AttentionBatch, AttentionShape, Cache, Prepared, type_name
 
 VERSION = "2.8."
 PAGE_TOKENS = 256
@@ -76,7 +76,7 @@ class FlashAttnBackend:
         if device != "cuda":
             return f"runs on CUDA, not on {device}"
         if dtype not in (torch.bfloat16, torch.float16):
-            return f"does not compute in {str(dtype).removeprefix('torch.')}"
+            return f"does not compute in {type_name(dtype)}"
         if block_tokens % PAGE_TOKENS:
             return f"blocks of {block_tokens} tokens are not multiples of {PAGE_TOKENS}"
         if shape.head_dim % 8 or shape.head_dim > HEAD_DIM_MAX:

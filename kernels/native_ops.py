@@ -12,7 +12,7 @@ from functools import lru_cache
 import numpy as np
 import torch
 
-from kernels.base import PackedWeight
+from kernels.base import PackedWeight, type_name
 from kernels.choose import Drawn
 from kernels.huge_pages import HugePages
 from kernels.native import TARGETS, NativeError, step_library, targets, version
@@ -155,7 +155,7 @@ def refusal(device: str, dtype: torch.dtype) -> str | None:
     if device != "cpu":
         return f"is for a CPU, not for {device}"
     if dtype not in FORMATS:
-        return f"computes in bf16, int8 and int4, not in {str(dtype).removeprefix('torch.')}"
+        return f"computes in bf16, int8 and int4, not in {type_name(dtype)}"
     try:
         step_library(targets()[0])
     except NativeError as error:
@@ -176,8 +176,7 @@ class NativeOps(TorchOps):
     def supports(self, device: str, dtype: torch.dtype) -> str | None:
         """Return None, or why not."""
         if dtype in FORMATS and dtype != self.dtype:
-            mine, theirs = (str(one).removeprefix("torch.") for one in (self.dtype, dtype))
-            return f"is for {mine}, not for {theirs}"
+            return f"is for {type_name(self.dtype)}, not for {type_name(dtype)}"
         return refusal(device, dtype)
 
     def pack(self, weight: torch.Tensor, *, whole_rows: bool = False) -> PackedWeight:

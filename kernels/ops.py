@@ -7,7 +7,7 @@ by name. Knows shapes only: no model, no cache, no sequence.
 import torch
 import torch.nn.functional as F  # noqa: N812  the field's name for it
 
-from kernels.base import PackedWeight
+from kernels.base import PackedWeight, type_name
 from kernels.choose import TorchChooser
 
 PACK_ROWS = 32
@@ -26,7 +26,7 @@ class TorchOps(TorchChooser):
         """Return None: these ops serve everywhere, in any floating point."""
         if dtype.is_floating_point:
             return None
-        return f"does not compute in {str(dtype).removeprefix('torch.')}"
+        return f"does not compute in {type_name(dtype)}"
 
     def pack(self, weight: torch.Tensor, *, whole_rows: bool = False) -> PackedWeight:
         """Return the weight itself."""
@@ -84,7 +84,7 @@ class OneDnnOps(TorchOps):
         if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
             return "this PyTorch was built without oneDNN"
         if dtype not in PACK_TOLERANCE:
-            return f"does not pack {str(dtype).removeprefix('torch.')}"
+            return f"does not pack {type_name(dtype)}"
         weight = torch.linspace(-1, 1, 64 * 32).sin().view(64, 32).to(dtype)
         x = torch.linspace(-2, 1, 4 * 32).cos().view(4, 32).to(dtype)
         try:

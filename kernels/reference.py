@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from kernels.base import AttentionBatch, AttentionShape, Cache, Prepared
+from kernels.base import AttentionBatch, AttentionShape, Cache, Prepared, type_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,11 +30,7 @@ class ReferenceBackend:
         self, shape: AttentionShape, device: str, dtype: torch.dtype, block_tokens: int
     ) -> str | None:
         """Return None, or why not: it serves everywhere, in every type of floating point."""
-        return (
-            None
-            if dtype.is_floating_point
-            else f"does not compute in {str(dtype).removeprefix('torch.')}"
-        )
+        return None if dtype.is_floating_point else f"does not compute in {type_name(dtype)}"
 
     def allocate_kv(
         self,

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F  # noqa: N812  the field's name for it
 
-from kernels.base import AttentionBatch, AttentionShape, Cache, Prepared
+from kernels.base import AttentionBatch, AttentionShape, Cache, Prepared, type_name
 
 GATHER_BYTES_MAX = 2 * 2**20
 """Bound of the keys that one group gathers: larger groups leave the CPU's cache and cost more."""
@@ -96,7 +96,7 @@ class SdpaBackend:
     ) -> str | None:
         """Return None, or why not."""
         if dtype not in (torch.float32, torch.bfloat16, torch.float16):
-            return f"does not compute in {str(dtype).removeprefix('torch.')}"
+            return f"does not compute in {type_name(dtype)}"
         return None
 
     def allocate_kv(

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from rich.table import Table
 from rich.text import Text
 
 from engine.config import DTYPES, ConfigError, EngineConfig
@@ -155,13 +154,11 @@ def _history(folder: Path, wrong: list[str]) -> dict[str, Any]:
 
 
 def _show(report: dict[str, Any]) -> None:
-    table = Table(box=None, show_header=False, pad_edge=False)
-    table.add_column(style="dim")
-    table.add_column(overflow="fold")
-    for name, value in _lines(report):
-        table.add_row(Text(name), Text(printable(value)))
-    console = open_console()
-    console.print(table)
+    console, lines = open_console(), _lines(report)
+    width = max(len(name) for name, _ in lines)
+    for name, value in lines:
+        told = Text.assemble((name.ljust(width), "dim"), " ", printable(value))
+        console.print(told, soft_wrap=True)
     for line in report["wrong"]:
         console.print(Text(f"wrong: {printable(line)}", style="bold red"))
     if not report["wrong"]:

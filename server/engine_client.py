@@ -338,7 +338,8 @@ class EngineClient:
                 self._publication.report(report)
             case Progress() as progress:
                 if self.progress is None or progress.stage != self.progress.stage:
-                    self._log.info("loading: %s", progress.stage)
+                    level = logging.WARNING if progress.trouble else logging.INFO
+                    self._log.log(level, "loading: %s", progress.stage)
                 self.progress = progress
             case Ready() as ready:
                 self._ready(ready.run)

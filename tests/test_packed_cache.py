@@ -16,6 +16,7 @@ import torch
 from engine import packed
 from engine.config import ConfigError, DeviceFacts, EngineConfig, resolve
 from engine.kept_folder import KeptFolderError, open_folder
+from engine.messages import Trouble
 from engine.packed import load, make_room
 from engine.spec import read_spec
 from engine.tensor_file import PART_BYTES, TensorFileError, read_tensors, write_tensors
@@ -184,9 +185,26 @@ def test_damage_is_packed_anew_and_mended(asked: EngineConfig) -> None:
     told: list[str] = []
     second, packed_again = loaded(asked, told=told)
     assert packed_again
-    assert f"{path} is damaged: a part has another hash: packing anew" in told
+    trouble = [one for one in told if isinstance(one, Trouble)]
+    assert trouble == [f"{path} is damaged: a part has another hash: packing anew"]
     assert same(first, second)
     assert not loaded(asked)[1]
+
+
+def test_what_cannot_be_kept_is_told(asked: EngineConfig) -> None:
+    loaded(asked)
+    (path,) = kept(asked)
+    path.unlink()
+    path.mkdir()
+    (path / "somebody's").touch()
+    for config, reason in (
+        (asked, f"{path} cannot be written (Is a directory)"),
+        (replace(asked, packed_cache_bytes=1000), "--packed-cache-bytes allows 1000"),
+    ):
+        told: list[str] = []
+        assert loaded(config, told=told)[1]
+        last = [one for one in told if isinstance(one, Trouble)][-1]
+        assert last.endswith(f"bytes of packed weights are not kept: {reason}")
 
 
 def test_a_folder_of_others_is_left_alone(asked: EngineConfig, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import triton
 
-from kernels.base import AttentionBatch, AttentionShape, Cache, HeadNorms, Prepared
+from kernels.base import AttentionBatch, AttentionShape, Cache, HeadNorms, Prepared, type_name
 from kernels.triton import launch
 from kernels.triton.device import attention
 from kernels.triton.device import cache as cache_kernels
@@ -60,7 +60,7 @@ class TritonBackend:
         if device != "cuda" and not triton.knobs.runtime.interpret:
             return f"runs on CUDA, not on {device}"
         if dtype not in (torch.float32, torch.bfloat16, torch.float16):
-            return f"does not compute in {str(dtype).removeprefix('torch.')}"
+            return f"does not compute in {type_name(dtype)}"
         if shape.head_dim % 8 or shape.head_dim > HEAD_DIM_MAX:
             return f"head dimension {shape.head_dim} is not 8, 16, ... {HEAD_DIM_MAX}"
         if shape.heads // shape.kv_heads > 64:

@@ -8,6 +8,7 @@ so that a request's tokens are drawn by the same stream on every device.
 import torch
 import triton
 
+from kernels.base import type_name
 from kernels.choose import Drawn
 from kernels.ops import TorchOps
 from kernels.triton.device import choose, rows
@@ -36,7 +37,7 @@ class TritonOps(TorchOps):
         if device != "cuda" and not triton.knobs.runtime.interpret:
             return f"runs on CUDA, not on {device}"
         if dtype not in (torch.float32, torch.bfloat16, torch.float16):
-            return f"does not compute in {str(dtype).removeprefix('torch.')}"
+            return f"does not compute in {type_name(dtype)}"
         return None
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
