@@ -289,9 +289,9 @@ class ModelRunner:
         self, filled: Filled, prompts: ScoredPrompts | None
     ) -> tuple[torch.Tensor, Scores | None]:
         """Return the logits of the rows that sample, and the scores of prompts' tokens."""
-        logits, logits_of = self._decoder.forward_all(filled.step, self._cache)
         if prompts is None:
-            return logits, None
+            return self._decoder.forward(filled.step, self._cache), None
+        logits, logits_of = self._decoder.forward_all(filled.step, self._cache)
         return logits, score_prompts(logits_of, prompts, self._spec.vocab_size)
 
     def _sample(

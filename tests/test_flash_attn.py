@@ -185,7 +185,7 @@ def test_what_it_cannot_do_it_says() -> None:
     old = FlashAttnBackend(StandIn("2.7.4"))
     assert old.supports(shape, "cuda", torch.bfloat16, 256) == "flash-attn 2.7.4 is not 2.8.x"
     assert backend.supports(shape, "cpu", torch.bfloat16, 256) == "runs on CUDA, not on cpu"
-    assert "float32" in str(backend.supports(shape, "cuda", torch.float32, 256))
+    assert "f32" in str(backend.supports(shape, "cuda", torch.float32, 256))
     assert "blocks of 16 tokens" in str(backend.supports(shape, "cuda", torch.bfloat16, 16))
     wide = AttentionShape(layers=1, heads=4, kv_heads=2, head_dim=512)
     assert "512" in str(backend.supports(wide, "cuda", torch.bfloat16, 256))

@@ -306,7 +306,7 @@ def test_auto_takes_the_first_that_serves_and_keeps_refusals() -> None:
 
 def test_a_backend_asked_for_by_name_serves_or_fails_loudly() -> None:
     assert choose("reference").backend.name == "reference"
-    with pytest.raises(BackendError, match=r"sdpa: torch\.float64"):
+    with pytest.raises(BackendError, match="does not compute in float64"):
         choose("sdpa", torch.float64)
     with pytest.raises(
         BackendError, match="no attention backend 'flash'; there are native, flash_attn"
@@ -322,5 +322,5 @@ def test_a_backend_that_cannot_be_loaded_is_a_refusal(monkeypatch: pytest.Monkey
     chosen = choose("auto")
     assert chosen.backend.name == "sdpa"
     assert chosen.refusals["fast"] == "cannot be loaded: No module named 'fast_attention'"
-    with pytest.raises(BackendError, match="fast: cannot be loaded"):
+    with pytest.raises(BackendError, match="cannot serve: cannot be loaded"):
         choose("fast")

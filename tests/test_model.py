@@ -99,7 +99,11 @@ class WholeStep(SdpaBackend):
     def step(
         self, weights: DecoderWeights, batch: StepBatch, cache: Cache, beat: object
     ) -> torch.Tensor:
-        return 2 * Decoder(weights, SdpaBackend(), TorchOps()).forward(batch, cache)
+        self.hidden = Decoder(weights, SdpaBackend(), TorchOps()).hidden(batch, cache)
+        return self.logits_of(weights, batch.sample_tokens)
+
+    def logits_of(self, weights: DecoderWeights, tokens: torch.Tensor) -> torch.Tensor:
+        return 2 * Decoder(weights, SdpaBackend(), TorchOps()).logits(self.hidden, tokens)
 
 
 @torch.inference_mode()
@@ -107,8 +111,10 @@ def test_a_backend_may_run_the_whole_step(tmp_path: Path) -> None:
     folder = tiny.write(tmp_path / "model")
     weights, backend = weights_of(folder, positions=len(PROMPT)), WholeStep()
     cache = backend.allocate_kv(weights.shape, 4, 16, torch.float32, "cpu")
-    logits = Decoder(weights, backend, TorchOps()).forward(step_of(PROMPT), cache)
+    decoder = Decoder(weights, backend, TorchOps())
+    logits, others_of = decoder.forward_all(step_of(PROMPT), cache)
     assert torch.equal(logits, 2 * logits_of(folder, PROMPT))
+    assert torch.equal(others_of(step_of(PROMPT).sample_tokens), logits)
 
 
 # ---- the demo model

@@ -357,7 +357,7 @@ def test_it_says_what_it_cannot_serve() -> None:
     fits = AttentionShape(layers=1, heads=4, kv_heads=2, head_dim=64)
     assert "multiples of 16" in (backend.supports(fits, "cpu", torch.bfloat16, 24) or "")
     assert "not for cuda" in (backend.supports(fits, "cuda", torch.bfloat16, 16) or "")
-    assert "not in float32" in (backend.supports(fits, "cpu", torch.float32, 16) or "")
+    assert "not in f32" in (backend.supports(fits, "cpu", torch.float32, 16) or "")
     wide = AttentionShape(layers=1, heads=64, kv_heads=2, head_dim=64)
     assert "32 query heads" in (backend.supports(wide, "cpu", torch.bfloat16, 16) or "")
 
