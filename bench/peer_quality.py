@@ -46,7 +46,7 @@ def main() -> int:
         found = {}
         for peer in peers:
             found[peer.name] = one = scored(peer, file, Path(fresh) / "log")
-            told = one.get("error") or f"{ratio(one, truth):.4f} | {one['tokens']:,}"
+            told = f"{one['error']} |" if "error" in one else perplexity(one, truth)
             print(f"| {peer.name} | {peer.precision} | {told} |", flush=True)
     if flags.json:
         flags.json.write_text(json.dumps({"float32_nats": truth, "peers": found}, indent=1))
@@ -75,9 +75,9 @@ def scored(peer: Peer, texts: Path, log: Path) -> dict[str, Any]:
         running.stop()
 
 
-def ratio(one: dict[str, Any], truth: float) -> float:
-    """Return a perplexity over float32's on the same tokens."""
-    return math.exp((one["loss_nats"] - truth) / one["tokens"])
+def perplexity(one: dict[str, Any], truth: float) -> str:
+    """Return the cells of a score: its perplexity over float32's, and on how many tokens."""
+    return f"{math.exp((one['loss_nats'] - truth) / one['tokens']):.4f} | {one['tokens']:,}"
 
 
 if __name__ == "__main__":
